@@ -28,7 +28,8 @@ fn suite(directory: &Path, workloads: &[(&str, &str)]) -> String {
     let mut text = "name = 'mine'\n".to_string();
     for (name, command) in workloads {
         text += &format!(
-            "[[workload]]\nname = '{name}'\nclass = 'all'\ncommand = {command}\npackage = 'somewhere'\n"
+            "[[workload]]\nname = '{name}'\nclass = 'all'\ncommand = {command}\npackage = \
+                'somewhere'\n"
         );
     }
     let path = directory.join("suite.toml");

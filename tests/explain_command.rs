@@ -254,8 +254,8 @@ fn json_has_what_the_report_has() {
     );
     for guard in guards {
         assert!(guard["anchor"]["text"].as_str().is_some_and(|t| t.starts_with("anchor a")));
-        assert!(!array(&guard["anchor"], "words").is_empty());
-        assert!(guard["words"].is_string() && guard["predicate"].is_string());
+        assert!(!array(&guard["anchor"], "english").is_empty());
+        assert!(guard["english"].is_string() && guard["predicate"].is_string());
     }
 }
 

@@ -160,7 +160,8 @@ fn eval_runs_programs() {
     let out = ok(&["eval", COUNTDOWN]);
     assert_eq!(
         out,
-        "print 0x3\nprint 0x2\nprint 0x1\n0x110 base: system call before 0x112\nopportunities: 6\nrsi = 0x7\nrflags = 0x44\n"
+        "print 0x3\nprint 0x2\nprint 0x1\n0x110 base: system call before 0x112\nopportunities: \
+            6\nrsi = 0x7\nrflags = 0x44\n"
     );
     let out = ok(&["eval", COUNTDOWN, "--version", "t2", "--follow", "--force", "1", "--trace"]);
     let visits: Vec<&str> = out.lines().filter(|l| l.starts_with("0x1")).collect();
@@ -174,7 +175,8 @@ fn eval_runs_programs() {
 #[test]
 fn eval_reads_memory_and_input() {
     let program = b"region 1 { version base { b0:
-        at 1\n v0 = load.i32 [4096]\n v1 = read\n v2 = zext32.i64 v0\n v3 = add.i64 v1, v2\n print v3
+        at 1\n v0 = load.i32 [4096]\n v1 = read\n v2 = zext32.i64 v0\n v3 = add.i64 v1, v2\n \
+        print v3
         store.i16 [4100], 0x1234\n goto 2 } }";
     let (status, out, err) = dynasour(
         &["eval", "-", "--set", "memory 0x1000: i32 -1, 0", "--set", "input 1, 2"],
@@ -208,8 +210,10 @@ fn diff_reports_the_first_difference() {
     let (status, out, _) = dynasour(
         &["diff", "-", "base", "t1"],
         &changed(
-            "print v4\n      v6 = sub.i64 v4, 1\n      v7 = flags.sub.i64 v4, 1\n      v8 = cond.ne v7\n      assume v8 else a1\n      jump b1(v6, v7)\n  }\n  version base",
-            "print 5\n      v6 = sub.i64 v4, 1\n      v7 = flags.sub.i64 v4, 1\n      v8 = cond.ne v7\n      assume v8 else a1\n      jump b1(v6, v7)\n  }\n  version base",
+            "print v4\n      v6 = sub.i64 v4, 1\n      v7 = flags.sub.i64 v4, 1\n      v8 = \
+                cond.ne v7\n      assume v8 else a1\n      jump b1(v6, v7)\n  }\n  version base",
+            "print 5\n      v6 = sub.i64 v4, 1\n      v7 = flags.sub.i64 v4, 1\n      v8 = \
+                cond.ne v7\n      assume v8 else a1\n      jump b1(v6, v7)\n  }\n  version base",
         ),
     );
     assert_eq!(status, 1);
@@ -345,7 +349,8 @@ fn the_page_shows_what_the_commands_print() {
 
 #[test]
 fn versions_of_a_region_stand_in_one() {
-    let twice = b"region 1 { version base { b0: at 1 goto 2 } }\nregion 1 {\n version t1 {\n anchor a0 = base.2 []\n b0:\n exit a0\n } }";
+    let twice = b"region 1 { version base { b0: at 1 goto 2 } }\nregion 1 {\n version t1 {\n \
+        anchor a0 = base.2 []\n b0:\n exit a0\n } }";
     let twice = String::from_utf8_lossy(twice).replace("b0: at 1 goto", "b0:\nat 1\ngoto");
     let (status, _, err) = dynasour(&["check", "-"], twice.as_bytes());
     assert_eq!(status, 1);

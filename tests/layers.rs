@@ -1,8 +1,8 @@
 //! Folders of a crate import each other in one direction only.
 //!
 //! A *unit* is a folder or a file directly below a crate's `src/`, or directly below a folder that
-//! [`FOLDERS`] names. The test reads the paths `crate::unit` (or `crate::folder::unit`) of all source
-//! files, without comments, and fails if they form a circle. `lib.rs` and `mod.rs` are no units:
+//! [`FOLDERS`] names. The test reads the paths `crate::unit` (or `crate::folder::unit`) of all
+//! source files, without comments, and fails if they form a circle. `lib.rs` and `mod.rs` are no units:
 //! what they re-export is found by the name of the unit that defines it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,8 +67,8 @@ fn all_sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The folders whose units are looked at, each with the path that its units begin with. (`tracer/src`
-/// is one folder of files that know each other.)
+/// The folders whose units are looked at, each with the path that its units begin with.
+/// (`tracer/src` is one folder of files that know each other.)
 const FOLDERS: [(&str, &str); 7] = [
     ("guest/src", "crate::"),
     ("ir/src", "crate::"),

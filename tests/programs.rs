@@ -27,13 +27,20 @@ fn check(program: &Program, modes: &[Mode]) {
 }
 
 macro_rules! programs {
-    ($($name:ident: $kind:ident($packages:literal) $([$($ignored:literal),*])? { $($words:expr $(, < $input:literal)? $(, $how:ident)?;)* })*) => {
+    ($(
+        $name:ident: $kind:ident($packages:literal) $([$($ignored:literal),*])?
+            { $($words:expr $(, < $input:literal)? $(, $how:ident)?;)* }
+    )*) => {
         mod list {
             use super::*;
             $(
                 #[allow(non_upper_case_globals, reason = "named as its test")]
                 pub const $name: Program =
-                    Program::$kind(stringify!($name), $packages, &[$(run(&$words)$(.input($input))?$(.$how())?,)*])
+                    Program::$kind(
+                        stringify!($name),
+                        $packages,
+                        &[$(run(&$words)$(.input($input))?$(.$how())?,)*],
+                    )
                         $(.ignore(&[$($ignored),*]))?;
             )*
             pub const ALL: &[Program] = &[$($name),*];
@@ -179,21 +186,28 @@ programs! {
     }
     bash_pipes: quick("bash coreutils") {
         ["bash", "-c", "for i in 1 2 3; do echo $i | tr 1-3 a-c; done"];
-        ["bash", "-c", "set -o pipefail; cat words.txt | grep a | sort | uniq -c | sort -rn | head -3; echo ${PIPESTATUS[*]}"];
-        ["bash", "-c", "a=(x y z); declare -A m=([k]=v [q]=w); echo ${a[@]^^} ${#a[*]} ${m[k]} ${m[q]}; ((i=5*7)); echo $i ${i//3/x}"];
-        ["bash", "-c", "diff <(sort words.txt | head -5) <(head -5 words.txt) > d; wc -l < d; exec 3< poem.txt; read -r l <&3; echo \"$l\""];
-        ["bash", "-c", "f() { if (($1 > 1)); then echo $(( $(f $(($1 - 1))) + $(f $(($1 - 2))) )); else echo $1; fi; }; f 6"];
+        ["bash", "-c", "set -o pipefail; cat words.txt | grep a | sort | uniq -c | sort -rn | \
+            head -3; echo ${PIPESTATUS[*]}"];
+        ["bash", "-c", "a=(x y z); declare -A m=([k]=v [q]=w); echo ${a[@]^^} ${#a[*]} ${m[k]} \
+            ${m[q]}; ((i=5*7)); echo $i ${i//3/x}"];
+        ["bash", "-c", "diff <(sort words.txt | head -5) <(head -5 words.txt) > d; wc -l < d; \
+            exec 3< poem.txt; read -r l <&3; echo \"$l\""];
+        ["bash", "-c", "f() { if (($1 > 1)); then echo $(( $(f $(($1 - 1))) + $(f $(($1 - 2))) \
+            )); else echo $1; fi; }; f 6"];
         ["bash", "-c", "kill -SEGV $$"];
         ["bash", "-c", "nosuchcommand; echo $?; ./Makefile; echo $?"];
-        ["bash", "-c", "[[ abc123 =~ ([a-z]+)([0-9]+) ]] && echo ${BASH_REMATCH[2]}; printf -v x '%08.3f' 3.14159; echo $x"];
+        ["bash", "-c", "[[ abc123 =~ ([a-z]+)([0-9]+) ]] && echo ${BASH_REMATCH[2]}; printf -v x \
+            '%08.3f' 3.14159; echo $x"];
     }
     bash_signals: quick("bash coreutils") {
         ["bash", "-c", "trap 'echo term; exit 3' TERM; kill -TERM $$; echo not here"];
         ["bash", "-c", "sleep 10 & p=$!; kill $p; wait $p; echo $?"];
-        ["bash", "-c", "(trap 'echo child; exit 6' USR1; while :; do :; done) & p=$!; sleep 0.3; kill -USR1 $p; wait $p; echo $?"];
+        ["bash", "-c", "(trap 'echo child; exit 6' USR1; while :; do :; done) & p=$!; sleep 0.3; \
+            kill -USR1 $p; wait $p; echo $?"];
         ["bash", "-c", "yes | head -2; echo ${PIPESTATUS[0]}"];
         ["bash", "-c", "read -t 0.05 x < <(sleep 0.3); echo $(($? > 128))"];
-        ["bash", "-c", "all=; for i in 1 2 3 4; do (sleep 0.0$i; exit $i) & all=\"$all $!\"; done; for p in $all; do wait $p; echo $?; done"];
+        ["bash", "-c", "all=; for i in 1 2 3 4; do (sleep 0.0$i; exit $i) & all=\"$all $!\"; \
+            done; for p in $all; do wait $p; echo $?; done"];
     }
     dash: quick("dash") {
         ["dash", "script.sh"];
@@ -216,41 +230,59 @@ programs! {
         ["grep", "-E", "(.)(.).*\\2\\1", "poem.txt"];
     }
     awk: quick("mawk") {
-        ["awk", "{ s += $1; m[$2]++ } END { print s, length(m); for (i = 0; i < 83; i++) if (i in m) printf \"%d:%d \", i, m[i] }", "numbers.tsv"];
-        ["awk", "-F,", "NR % 7 == 0 { gsub(/a/, \"A\"); print NR, toupper($1), substr($0, 2, 3) }", "words.txt"];
-        ["awk", "BEGIN { for (i = 1; i <= 300; i++) x = (x * 31 + i) % 65537; printf \"%d %.6f %s\\n\", x, sin(1) + exp(2), x }"];
-        ["awk", "BEGIN { while ((\"echo a b c\" | getline l) > 0) print l; print \"z\\na\" | \"sort\"; close(\"sort\"); exit 7 }"];
+        ["awk", "{ s += $1; m[$2]++ } END { print s, length(m); for (i = 0; i < 83; i++) if (i in \
+            m) printf \"%d:%d \", i, m[i] }", "numbers.tsv"];
+        ["awk", "-F,", "NR % 7 == 0 { gsub(/a/, \"A\"); print NR, toupper($1), substr($0, 2, 3) \
+            }", "words.txt"];
+        ["awk", "BEGIN { for (i = 1; i <= 300; i++) x = (x * 31 + i) % 65537; printf \"%d %.6f \
+            %s\\n\", x, sin(1) + exp(2), x }"];
+        ["awk", "BEGIN { while ((\"echo a b c\" | getline l) > 0) print l; print \"z\\na\" \
+            | \"sort\"; close(\"sort\"); exit 7 }"];
     }
     bc: quick("bc") {
         ["bc", "-lq", "hello.bc"];
         ["bash", "-c", "echo 'scale=40; 4*a(1); sqrt(2); 2^200' | bc -l"];
     }
     perl: slow("perl-base") {
-        ["perl", "-e", "my %h; while (<>) { chomp; $h{$1}++ if /^([a-z]+)/i } print map { \"$_=$h{$_}\\n\" } sort keys %h", "words.txt"];
+        ["perl", "-e", "my %h; while (<>) { chomp; $h{$1}++ if /^([a-z]+)/i } print map \
+            { \"$_=$h{$_}\\n\" } sort keys %h", "words.txt"];
         ["perl", "-ne", "print scalar reverse if /(\\w)\\1/", "poem.txt"];
-        ["perl", "-e", "my $s = 0; for my $i (1..3000) { $s = ($s * 31 + $i) % 1000003 } printf \"%d %s\\n\", $s, join ',', map { $_ * 2 } grep { $_ % 2 } 1..9"];
-        ["perl", "-e", "local $SIG{ALRM} = sub { die \"alarm\\n\" }; eval { alarm 1; select undef, undef, undef, 5; }; print $@; print `echo child`; exit 4"];
-        ["perl", "-e", "print pack('NnC', 1, 2, 3) eq \"\\0\\0\\0\\1\\0\\2\\3\" ? 'ok' : 'no', \"\\n\"; die 'at the end'"];
+        ["perl", "-e", "my $s = 0; for my $i (1..3000) { $s = ($s * 31 + $i) % 1000003 } \
+            printf \"%d %s\\n\", $s, join ',', map { $_ * 2 } grep { $_ % 2 } 1..9"];
+        ["perl", "-e", "local $SIG{ALRM} = sub { die \"alarm\\n\" }; eval { alarm 1; select \
+            undef, undef, undef, 5; }; print $@; print `echo child`; exit 4"];
+        ["perl", "-e", "print pack('NnC', 1, 2, 3) eq \"\\0\\0\\0\\1\\0\\2\\3\" ? 'ok' : \
+            'no', \"\\n\"; die 'at the end'"];
     }
     python_small: slow("python3-minimal") {
-        ["python3", "-I", "-S", "-c", "import sys; print(sys.version_info[0], sum(i * i for i in range(500)))"];
+        ["python3", "-I", "-S", "-c", "import sys; print(sys.version_info[0], sum(i * i for i in \
+            range(500)))"];
     }
     python_json: slow("python3") {
-        ["python3", "-c", "import json; d = json.load(open('data.json')); d['items'].sort(key=lambda i: i['v']); print(json.dumps(d, sort_keys=True, indent=1))"];
+        ["python3", "-c", "import json; d = json.load(open('data.json')); \
+            d['items'].sort(key=lambda i: i['v']); print(json.dumps(d, sort_keys=True, indent=1))"];
         ["python3", "-c", "import json; print(json.dumps(sorted(range(5))))"];
     }
     python_work: slow("python3") {
-        ["python3", "-c", "import re, collections; t = open('poem.txt').read(); print(collections.Counter(re.findall(r'\\b[a-z]{2,}\\b', t.lower())).most_common(6)); print(re.sub(r'(\\w+) (\\w+)', r'\\2 \\1', t))"];
-        ["python3", "-c", "import hashlib, zlib, struct, math; b = open('binary.bin','rb').read(); print(hashlib.sha256(b).hexdigest(), zlib.crc32(b), len(zlib.compress(b)), struct.unpack('<4d', b[:32]), math.lgamma(7.5), 2**521 % 1000007)"];
-        ["python3", "-c", "import subprocess, sys; print(subprocess.run(['sh', '-c', 'echo out; echo err >&2; exit 3'], capture_output=True)); raise SystemExit(9)"];
+        ["python3", "-c", "import re, collections; t = open('poem.txt').read(); \
+            print(collections.Counter(re.findall(r'\\b[a-z]{2,}\\b', t.lower())).most_common(6)); \
+            print(re.sub(r'(\\w+) (\\w+)', r'\\2 \\1', t))"];
+        ["python3", "-c", "import hashlib, zlib, struct, math; b = \
+            open('binary.bin','rb').read(); print(hashlib.sha256(b).hexdigest(), zlib.crc32(b), \
+            len(zlib.compress(b)), struct.unpack('<4d', b[:32]), math.lgamma(7.5), 2**521 % \
+            1000007)"];
+        ["python3", "-c", "import subprocess, sys; print(subprocess.run(['sh', '-c', 'echo out; \
+            echo err >&2; exit 3'], capture_output=True)); raise SystemExit(9)"];
         ["python3", "-c", "1/0"];
     }
     tar: slow("tar") {
-        ["tar", "--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "-cf", "out.tar", "tree", "words.txt"];
+        ["tar", "--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner",
+            "-cf", "out.tar", "tree", "words.txt"];
         ["tar", "--utc", "-tvf", "out.tar"];
         ["mkdir", "extracted"];
         ["tar", "-xf", "out.tar", "-C", "extracted"];
-        ["tar", "--sort=name", "--mtime=@0", "--owner=0", "--group=0", "-czf", "out.tar.gz", "tree"];
+        ["tar", "--sort=name", "--mtime=@0", "--owner=0", "--group=0",
+            "-czf", "out.tar.gz", "tree"];
         ["tar", "-tf", "poem.txt"];
     }
     gzip: quick("gzip") {
@@ -307,7 +339,8 @@ threading.Timer(0.001, lambda: out.append(1000)).start()
 import concurrent.futures, subprocess
 with concurrent.futures.ThreadPoolExecutor(3) as pool:
     print(sum(pool.map(lambda x: x * x, range(100))))
-    print(list(pool.map(lambda n: subprocess.run(['echo', str(n)], capture_output=True).stdout, range(3))))
+    print(list(pool.map(lambda n: subprocess.run(['echo', str(n)], capture_output=True).stdout, \
+    range(3))))
 "];
     }
     pigz: slow("pigz") {
@@ -365,7 +398,8 @@ with concurrent.futures.ThreadPoolExecutor(3) as pool:
     }
     diff_and_patch: quick("diffutils patch") {
         ["diff", "-u", "--label", "a", "--label", "b", "poem.txt", "poem2.txt"];
-        ["bash", "-c", "diff -u --label poem.txt --label poem.txt poem.txt poem2.txt > p; patch < p; cmp poem.txt poem2.txt"];
+        ["bash", "-c", "diff -u --label poem.txt --label poem.txt poem.txt poem2.txt > p; patch < \
+            p; cmp poem.txt poem2.txt"];
         ["diff", "-rq", "tree", "tree/inner"];
         ["cmp", "-l", "poem.txt", "binary.bin"];
         ["cmp", "poem.txt", "poem.txt"];
@@ -373,12 +407,19 @@ with concurrent.futures.ThreadPoolExecutor(3) as pool:
     }
     openssl: slow("openssl") {
         ["openssl", "dgst", "-sha256", "words.txt", "binary.bin"];
-        ["openssl", "enc", "-aes-128-cbc", "-nosalt", "-K", "000102030405060708090a0b0c0d0e0f", "-iv", "0f0e0d0c0b0a09080706050403020100", "-in", "poem.txt", "-out", "poem.enc"];
-        ["openssl", "enc", "-d", "-aes-128-cbc", "-nosalt", "-K", "000102030405060708090a0b0c0d0e0f", "-iv", "0f0e0d0c0b0a09080706050403020100", "-in", "poem.enc"];
+        ["openssl", "enc", "-aes-128-cbc", "-nosalt",
+            "-K", "000102030405060708090a0b0c0d0e0f",
+            "-iv", "0f0e0d0c0b0a09080706050403020100", "-in", "poem.txt", "-out", "poem.enc"];
+        ["openssl", "enc", "-d", "-aes-128-cbc", "-nosalt",
+            "-K", "000102030405060708090a0b0c0d0e0f",
+            "-iv", "0f0e0d0c0b0a09080706050403020100", "-in", "poem.enc"];
     }
     sqlite: slow("sqlite3") {
-        ["sqlite3", "base.db", "create table t(a integer primary key, b text); insert into t(b) values ('x'),('yy'),('zzz'); create index i on t(b);"];
-        ["sqlite3", "base.db", "with recursive n(i) as (select 1 union all select i+1 from n where i<50) insert into t(b) select hex(i*i) from n; select count(*), sum(length(b)), max(b) from t; select * from t order by b limit 5;"];
+        ["sqlite3", "base.db", "create table t(a integer primary key, b text); insert into t(b) \
+            values ('x'),('yy'),('zzz'); create index i on t(b);"];
+        ["sqlite3", "base.db", "with recursive n(i) as (select 1 union all select i+1 from n \
+            where i<50) insert into t(b) select hex(i*i) from n; select count(*), sum(length(b)), \
+            max(b) from t; select * from t order by b limit 5;"];
         ["sqlite3", "base.db", "select * from nothing"];
     }
     jq: slow("jq") {

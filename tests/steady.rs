@@ -15,7 +15,8 @@ const PRELUDE: &str = "
 #include <stdint.h>
 #define NOINLINE __attribute__((noinline))
 static uint64_t run(uint64_t n);
-int main(int argc, char **argv) { printf(\"%lu\\n\", run(strtoull(argv[1], 0, 10))); return argc - 2; }
+int main(int argc, char **argv) { printf(\"%lu\\n\", run(strtoull(argv[1], 0, 10))); return argc \
+- 2; }
 ";
 
 fn build(name: &str, body: &str) -> PathBuf {
@@ -72,7 +73,8 @@ fn check(name: &str, [few, many]: [u64; 2], body: &str) {
 
 #[test]
 fn one_loop() {
-    let body = "uint64_t run(uint64_t n) { uint64_t s = 0; for (uint64_t i = 0; i < n; i++) s += i ^ (s >> 3); return s; }";
+    let body = "uint64_t run(uint64_t n) { uint64_t s = 0; for (uint64_t i = 0; i < n; i++) s += \
+        i ^ (s >> 3); return s; }";
     check("one_loop", [10_000_000, 100_000_000], body);
 }
 
@@ -87,14 +89,16 @@ fn nested_loops() {
 fn calls() {
     let body = "NOINLINE uint64_t g(uint64_t a, uint64_t b) { return a * 3 + b; }
         NOINLINE uint64_t h(uint64_t a, uint64_t b) { return g(a, b) ^ b; }
-        uint64_t run(uint64_t n) { uint64_t s = 0; for (uint64_t i = 0; i < n; i++) s = h(s, i) + g(s, 1); return s; }";
+        uint64_t run(uint64_t n) { uint64_t s = 0; for (uint64_t i = 0; i < n; i++) s = h(s, i) + \
+        g(s, 1); return s; }";
     check("calls", [2_000_000, 20_000_000], body);
 }
 
 #[test]
 fn two_paths() {
     let body = "uint64_t run(uint64_t n) { uint64_t s = 1; for (uint64_t i = 0; i < n; i++) {
-        if (s & 4) { s = s * 5 + i; asm volatile(\"\"); } else { s += i * 3 + 1; asm volatile(\"\"); } } return s; }";
+        if (s & 4) { s = s * 5 + i; asm volatile(\"\"); } else { s += i * 3 + 1; asm \
+        volatile(\"\"); } } return s; }";
     check("two_paths", [2_000_000, 20_000_000], body);
 }
 
@@ -108,10 +112,13 @@ fn recursion() {
 #[test]
 fn a_table_of_functions() {
     let body = "typedef uint64_t (*F)(uint64_t);
-        NOINLINE uint64_t f0(uint64_t a) { return a + 1; } NOINLINE uint64_t f1(uint64_t a) { return a * 3; }
-        NOINLINE uint64_t f2(uint64_t a) { return a ^ 0x55; } NOINLINE uint64_t f3(uint64_t a) { return a - 7; }
+        NOINLINE uint64_t f0(uint64_t a) { return a + 1; } NOINLINE uint64_t f1(uint64_t a) { \
+        return a * 3; }
+        NOINLINE uint64_t f2(uint64_t a) { return a ^ 0x55; } NOINLINE uint64_t f3(uint64_t a) { \
+        return a - 7; }
         static F table[4] = {f0, f1, f2, f3};
-        uint64_t run(uint64_t n) { uint64_t s = 1; uint32_t x = 1; for (uint64_t i = 0; i < n; i++) {
+        uint64_t run(uint64_t n) { uint64_t s = 1; uint32_t x = 1; for (uint64_t i = 0; i < n; \
+        i++) {
             x = x * 1664525u + 1013904223u; s = table[x >> 30](s); } return s; }";
     check("a_table_of_functions", [1_000_000, 10_000_000], body);
 }
@@ -119,15 +126,18 @@ fn a_table_of_functions() {
 #[test]
 fn pointers_that_alias() {
     let body = "NOINLINE uint64_t add(uint32_t *a, uint32_t *b, uint32_t *n) {
-            uint64_t s = 0; for (uint32_t i = 0; i < *n; i++) { a[i & 15] += b[i & 7] + 1; s += *b; } return s; }
-        uint64_t run(uint64_t n) { static uint32_t v[64]; static uint32_t count = 100; uint64_t s = 0;
+            uint64_t s = 0; for (uint32_t i = 0; i < *n; i++) { a[i & 15] += b[i & 7] + 1; s += \
+            *b; } return s; }
+        uint64_t run(uint64_t n) { static uint32_t v[64]; static uint32_t count = 100; uint64_t s \
+        = 0;
             for (uint64_t i = 0; i < n / 100; i++) s += add(v, v + (i & 3), &count); return s; }";
     check("pointers_that_alias", [1_000_000, 10_000_000], body);
 }
 
 #[test]
 fn only_what_is_warm_is_copied() {
-    let body = "uint64_t run(uint64_t n) { uint64_t s = 1; for (uint64_t i = 0; i < n; i++) s = s * 31 + i; return s; }";
+    let body = "uint64_t run(uint64_t n) { uint64_t s = 1; for (uint64_t i = 0; i < n; i++) s = s \
+        * 31 + i; return s; }";
     let program = build("warm", body);
     let figures = |options: &[&str]| {
         let json = program.with_extension("json");

@@ -82,7 +82,8 @@ fn each_end_is_reported_once() {
 fn watched_signals_stay_the_guests() {
     let directory = temporary("watched");
     let script = "trap 'echo caught' USR1; kill -USR1 $$; trap '' TERM; kill -TERM $$; \
-                  sh -c 'kill -TERM $$; trap - TERM; kill -HUP $$'; echo $?; trap - USR1; kill -USR1 $$; echo survived";
+                  sh -c 'kill -TERM $$; trap - TERM; kill -HUP $$'; echo $?; trap - USR1; kill \
+                  -USR1 $$; echo survived";
     let native = Invocation::new("/bin/sh", &directory).args(["-c", script]).run();
     assert_eq!(native.status, Status::Killed(libc::SIGUSR1));
     let watched = translated(&directory, "interp", &["--stats"], &["sh", "-c", script]);
@@ -138,7 +139,8 @@ fn a_program_run_natively_is_preceded_by_the_report() {
 fn dynamic_linker_settings_reach_the_guest_alone() {
     let directory = temporary("linker");
     let source = directory.join("preloaded.c");
-    let code = "#include <unistd.h>\n__attribute__((constructor)) static void announce(void) { write(1, \"here\\n\", 5); }\n";
+    let code = "#include <unistd.h>\n__attribute__((constructor)) static void announce(void) { \
+        write(1, \"here\\n\", 5); }\n";
     fs::write(&source, code).expect("write the source");
     let library = directory.join("preloaded.so");
     let compiler = Invocation::new("/usr/bin/cc", &directory)
@@ -221,7 +223,8 @@ fn limits_of_the_guest_are_not_the_translators() {
     let directory = temporary("limits");
     let scripts = [
         "ulimit -f 1; /bin/echo small; (echo subshell)",
-        "ulimit -n 4; (echo subshell); exec 3</dev/null; (echo no descriptor left; exit 3); echo $?",
+        "ulimit -n 4; (echo subshell); exec 3</dev/null; (echo no descriptor left; exit 3); echo \
+            $?",
         "ulimit -c 0; ulimit -s 512; /bin/echo stack",
         "ulimit -v 1000000; /bin/echo space",
     ];

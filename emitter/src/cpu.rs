@@ -78,7 +78,10 @@ unsafe fn xgetbv0() -> u64 {
     let (low, high): (u32, u32);
     // SAFETY: the caller vouches for XSAVE; reads only.
     unsafe {
-        std::arch::asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack))
+        std::arch::asm!(
+            "xgetbv", in("ecx") 0, out("eax") low, out("edx") high,
+            options(nomem, nostack)
+        )
     };
     u64::from(high) << 32 | u64::from(low)
 }

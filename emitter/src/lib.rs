@@ -46,7 +46,8 @@ pub use codegen::{CodegenError, CompiledCode};
 pub use cpu::ticks;
 pub use emitter::links;
 pub use emitter::{
-    CompiledStub, Config, Deopt, Emitter, EntryPoint, EntryState, Left, StubRequest, StubTarget,
+    CompiledStub, Config, Deopt, Emitter, EntryPoint, EntryState, ExitReason, StubRequest,
+    StubTarget,
 };
 pub use error::EmitError;
 pub use fragment::counting;

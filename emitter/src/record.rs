@@ -6,7 +6,7 @@
 //! code never computed is computed here. [`dynasour_ir::semantics`] alone defines the operations.
 //!
 //! Data: [`Record`], which its fragment owns. Invariants: a node refers to earlier nodes only;
-//! after [`Record::finish`] no leaf is a [`Place::Operand`]. A thread that holds the emitter
+//! after [`Record::finish`] no leaf is a [`Location::Operand`]. A thread that holds the emitter
 //! applies a record to its own context.
 //!
 //! Example: the anchor says `rax = v3 + 8`, and v3 is in the host's rbx. The nodes are
@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 /// Where a leaf's value is when the fragment is left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum Location {
     /// Before allocation: an operand of the record's block.
     Operand(u16),
     /// A host register.
@@ -36,7 +36,7 @@ pub enum Node {
     /// A constant.
     Const(u64),
     /// A value of the given type; flags are in their packed form (see [`unpack_flags`]).
-    Leaf(Place, Ty),
+    Leaf(Location, Ty),
     /// An operation on earlier nodes.
     Op(Op, Ty, SmallVec<[u16; 3]>),
 }
@@ -128,13 +128,13 @@ impl Record {
         for node in &self.nodes {
             let v = match node {
                 Node::Const(c) => *c,
-                Node::Leaf(Place::Flags, _) => ctx.raw_flags & ARITH_FLAGS,
-                Node::Leaf(place, ty) => {
-                    let raw = match *place {
-                        Place::Reg(r) => ctx.raw[usize::from(r)],
-                        Place::Slot(s) => ctx.scratch[usize::from(s)],
+                Node::Leaf(Location::Flags, _) => ctx.raw_flags & ARITH_FLAGS,
+                Node::Leaf(location, ty) => {
+                    let raw = match *location {
+                        Location::Reg(r) => ctx.raw[usize::from(r)],
+                        Location::Slot(s) => ctx.scratch[usize::from(s)],
                         // `finish` has replaced the operands.
-                        Place::Operand(_) | Place::Flags => 0,
+                        Location::Operand(_) | Location::Flags => 0,
                     };
                     if *ty == Ty::Flags { unpack_flags(raw) } else { raw & ty.mask() }
                 }
@@ -151,17 +151,17 @@ impl Record {
 
     /// A guest register's value is in a spill slot.
     pub fn add_saved(&mut self, g: Gpr, slot: u16) {
-        self.nodes.push(Node::Leaf(Place::Slot(slot), Ty::I64));
+        self.nodes.push(Node::Leaf(Location::Slot(slot), Ty::I64));
         self.locations.push((Loc::Gpr(g), (self.nodes.len() - 1) as u16));
     }
 
-    /// Replaces operands by the places the allocator chose.
-    pub fn finish(&mut self, place_of: impl Fn(u16) -> Place) {
+    /// Replaces operands by the locations the allocator chose.
+    pub fn finish(&mut self, location_of: impl Fn(u16) -> Location) {
         for node in &mut self.nodes {
-            if let Node::Leaf(place, _) = node
-                && let Place::Operand(n) = *place
+            if let Node::Leaf(location, _) = node
+                && let Location::Operand(n) = *location
             {
-                *place = place_of(n);
+                *location = location_of(n);
             }
         }
     }

@@ -3,7 +3,7 @@
 mod harness;
 
 use dynasour_emitter::blocks::{Copied, Counted, HeadCounts};
-use dynasour_emitter::{Emitter, Left, StubTarget, set_gs};
+use dynasour_emitter::{Emitter, ExitReason, StubTarget, set_gs};
 use dynasour_guest::decode::Bytes;
 use dynasour_ir::Version;
 use dynasour_ir::eval::State;
@@ -84,7 +84,7 @@ fn an_exit_without_progress_never_leads_back() {
     (bench.ctx.gpr, bench.ctx.rflags) = (state.gpr, 0x202);
     // SAFETY: the code only computes in registers.
     let left = unsafe { bench.emitter.enter(&mut *bench.ctx, fragment) }.expect("it exists");
-    let Left::Block(link) = left else { panic!("{left:?}") };
+    let ExitReason::Block(link) = left else { panic!("{left:?}") };
     assert_eq!(
         (bench.emitter.copy_exit(link).map(|(pc, _)| pc), bench.ctx.gpr[0]),
         (Some(START + 0x109), 41)
@@ -120,7 +120,7 @@ fn many_places_to_return_to_make_returns_go_by_the_stack() {
 }
 
 /// Runs from the copy at `pc`, rax being `rax`; how it left, and rax then.
-fn run(bench: &mut Bench, pc: u64, code: &[u8], rax: u64) -> (Left, u64) {
+fn run(bench: &mut Bench, pc: u64, code: &[u8], rax: u64) -> (ExitReason, u64) {
     let entry = entry(&mut bench.emitter, pc, code);
     bench.ctx.gpr[0] = rax;
     // SAFETY: this thread's context; the guest counts in a register.
@@ -139,24 +139,24 @@ fn heads_are_counted_until_told_otherwise_and_again() {
     let mut bench = Bench::new();
     bench.emitter.count_heads(HeadCounts { threshold: 10, functions: |_| false });
     let (left, rax) = run(&mut bench, START, &looping, 100);
-    let Left::Hot(counter) = left else { panic!("{left:?}") };
+    let ExitReason::Hot(counter) = left else { panic!("{left:?}") };
     assert_eq!(rax, 100 - 9, "it leaves before the tenth round");
     let count = bench.emitter.counted(counter).expect("a counter");
     assert_eq!((count.counts, count.executions), (Counted::Head(START), 10));
     assert!(bench.emitter.pause_counting(START) && !bench.emitter.pause_counting(START));
     let (left, rax) = run(&mut bench, START, &looping, rax);
-    assert!(matches!(left, Left::Block(_)) && rax == 0, "{left:?} {rax}");
+    assert!(matches!(left, ExitReason::Block(_)) && rax == 0, "{left:?} {rax}");
     assert!(bench.emitter.count_again(START, 5));
-    assert_eq!(run(&mut bench, START, &looping, 100), (Left::Hot(counter), 96));
+    assert_eq!(run(&mut bench, START, &looping, 100), (ExitReason::Hot(counter), 96));
     assert_eq!(bench.emitter.counted(counter).map(|count| count.executions), Some(5));
     // What is no head, or counted already, stays as it is.
     assert!(!bench.emitter.count_again(START + 2, 5));
     // Until it is set it leaves each time, and has hardly counted anything.
-    assert_eq!(run(&mut bench, START, &looping, 96), (Left::Hot(counter), 96));
+    assert_eq!(run(&mut bench, START, &looping, 96), (ExitReason::Hot(counter), 96));
     bench.emitter.set_counter(counter, 7);
     assert_eq!(bench.emitter.counted(counter).map(|count| count.executions), Some(1));
     assert!(!bench.emitter.count_again(START, 1));
-    assert_eq!(run(&mut bench, START, &looping, 100), (Left::Hot(counter), 94));
+    assert_eq!(run(&mut bench, START, &looping, 100), (ExitReason::Hot(counter), 94));
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn functions_are_heads_if_they_may_be() {
             }
             run(&mut bench, START, &code, 100).0
         });
-        assert_eq!(lefts.any(|left| matches!(left, Left::Hot(_))), is_head);
+        assert_eq!(lefts.any(|left| matches!(left, ExitReason::Hot(_))), is_head);
         drop(lefts);
         assert!(bench.emitter.is_called(function));
     }

@@ -54,7 +54,7 @@ fn tally(bench: &Bench, id: FragmentId) -> Tally {
 fn guards(tally: &Tally) -> Vec<CountedSite> {
     let mut guards: Vec<_> =
         tally.sites.iter().filter(|s| s.kind == SiteKind::Guard).copied().collect();
-    guards.sort_by_key(|g| g.place);
+    guards.sort_by_key(|g| g.position);
     guards
 }
 
@@ -78,7 +78,7 @@ fn every_part_is_counted_and_nothing_is_changed() {
     let count = |word| counting.emitter.count(word);
     assert_eq!((count(tally.entered), count(tally.iterations)), (4, 3 * 4 + 1));
     let guards = guards(&tally);
-    assert_eq!(guards.iter().map(|g| g.place).collect::<Vec<_>>(), [Some((1, 5)), Some((1, 8))]);
+    assert_eq!(guards.iter().map(|g| g.position).collect::<Vec<_>>(), [Some((1, 5)), Some((1, 8))]);
     assert_eq!(guards.iter().map(|g| count(g.executed)).collect::<Vec<_>>(), [13, 12]);
     assert_eq!(guards.iter().map(|g| count(g.left)).collect::<Vec<_>>(), [1, 3]);
     assert!(guards.iter().all(|g| g.host != 0 && g.cold != 0));
@@ -106,7 +106,7 @@ fn failures_are_counted_wherever_they_go() {
     let end = made.sites.iter().find(|s| s.kind == SiteKind::End).expect("a linear trace ends");
     let count = |word| bench.emitter.count(word);
     assert_eq!(count(guards(&counts)[1].left), 2);
-    assert_eq!((count(made.entered), count(end.executed), end.place), (1, 1, Some((0, 1))));
+    assert_eq!((count(made.entered), count(end.executed), end.position), (1, 1, Some((0, 1))));
     assert_eq!(bench.emitter.sharing(exit), [exit]);
 
     // Counts outlive what was counted.

@@ -7,7 +7,7 @@
 
 mod harness;
 
-use dynasour_emitter::{Emitter, FragmentId, Left, set_gs};
+use dynasour_emitter::{Emitter, ExitReason, FragmentId, set_gs};
 use dynasour_guest::ThreadContext;
 use dynasour_ir::eval::State;
 use dynasour_ir::semantics::ARITH_FLAGS;
@@ -113,8 +113,8 @@ fn stepped(
     let (rip, fragment) = run.signalled.unzip();
     fragment.flatten().into_iter().for_each(|f| bench.emitter.relink(f));
     match left {
-        Left::Exit(exit) => drop(bench.emitter.deopt(exit, &mut bench.ctx).unwrap()),
-        Left::Indirect(_) => bench.ctx.rip = bench.ctx.next_pc,
+        ExitReason::Exit(exit) => drop(bench.emitter.deopt(exit, &mut bench.ctx).unwrap()),
+        ExitReason::Indirect(_) => bench.ctx.rip = bench.ctx.next_pc,
         _ => return (rip, None),
     }
     (

@@ -140,7 +140,9 @@ fn check(
         if !passes_through(program, &entry, native_pc, &native_state, &native_machine) {
             let e = world.bench.emitter.exit(exit);
             panic!(
-                "{what} round {round} forced {forced:?}\nentry {}\nevaluator left by {anchor} {reason:?} to {pc:#x}\n  {state}\nnative left by {e:?} to {native_pc:#x}\n  {native_state}\n\
+                "{what} round {round} forced {forced:?}\nentry {}\nevaluator left by {anchor} \
+                    {reason:?} to {pc:#x}\n  {state}\nnative left by {e:?} to {native_pc:#x}\n  \
+                    {native_state}\n\
                  memory: {:?}\n{version}\n{}",
                 entry.0,
                 native_machine.first_difference(&machine),

@@ -4,7 +4,7 @@
 mod harness;
 
 use dynasour_emitter::blocks::Copied;
-use dynasour_emitter::{Emitter, Left};
+use dynasour_emitter::{Emitter, ExitReason};
 use dynasour_guest::decode::{Bytes, Fetch};
 use harness::{Area, Bench};
 use std::ops::Range;
@@ -43,7 +43,7 @@ fn run(bench: &mut Bench, pc: u64, code: &dyn Fetch) -> u64 {
     loop {
         // SAFETY: the code only computes in registers.
         let left = unsafe { bench.emitter.enter_copy(&mut *bench.ctx, next) };
-        let Left::Block(link) = left else { panic!("{left:?}") };
+        let ExitReason::Block(link) = left else { panic!("{left:?}") };
         let (pc, _) = bench.emitter.copy_exit(link).expect("a link");
         match bench.emitter.copy(pc, code).expect("room") {
             Copied::Entry(entry) => next = entry,
@@ -169,8 +169,8 @@ fn run_checked(bench: &mut Bench, area: &Area, flags: u64) -> u64 {
     while let Copied::Entry(next) = bench.emitter.copy(pc, &code).expect("room") {
         // SAFETY: the code only computes in registers.
         match unsafe { bench.emitter.enter_copy(&mut *bench.ctx, next) } {
-            Left::Block(link) => pc = bench.emitter.copy_exit(link).expect("a link").0,
-            Left::Stale => {
+            ExitReason::Block(link) => pc = bench.emitter.copy_exit(link).expect("a link").0,
+            ExitReason::Stale => {
                 pc = bench.ctx.next_pc;
                 bench.emitter.copied_stale(pc);
             }

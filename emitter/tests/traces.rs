@@ -328,7 +328,8 @@ fn a_poll_in_the_entry_block_does_not_move_the_entries() {
 fn doubler(pc: u64, target: u64) -> dynasour_ir::Version {
     version(&format!(
         "region {pc:#x} {{ version t1 {{
-    native n0 = {pc:#x} \"66 0f d4 c0\" vec_read 0x1 vec_write 0x1 effects [state, read_state] ; paddq xmm0,xmm0
+    native n0 = {pc:#x} \"66 0f d4 c0\" vec_read 0x1 vec_write 0x1 effects [state, read_state] ; \
+    paddq xmm0,xmm0
     anchor a0 = base.{target:#x} []
     b0():
       native n0 ; paddq xmm0,xmm0
@@ -400,7 +401,7 @@ fn pending_work_keeps_the_guest_out() {
         dynasour_emitter::set_gs(&mut *bench.ctx);
         bench.emitter.enter(&mut *bench.ctx, f).unwrap()
     };
-    assert_eq!(left, dynasour_emitter::Left::Aborted);
+    assert_eq!(left, dynasour_emitter::ExitReason::Aborted);
     assert_eq!(bench.ctx.gpr, before.gpr);
     bench.ctx.pending.store(0, std::sync::atomic::Ordering::Relaxed);
     assert_eq!(bench.run(f, &before).pc, 0x3000);
@@ -436,7 +437,10 @@ fn register_pressure() {
     let mut text = String::from(
         "region 0x1000 { version t1 {\n anchor a0 = base.0x9000 [rbx = s29, rsi = m7, r15 = m29]\n",
     );
-    text.push_str(" anchor a1 = base.0x2000 [rbx = s29, rsi = m3, r15 = m11]\n b0(v0: i64 = rax, v1: i64 = rcx):\n");
+    text.push_str(
+        " anchor a1 = base.0x2000 [rbx = s29, rsi = m3, r15 = m11]\n b0(v0: i64 = rax, \
+        v1: i64 = rcx):\n",
+    );
     for i in 0..30 {
         text.push_str(&format!("  m{i} = mul.i64 v{}, {}\n", i % 2, 3 + 2 * i));
     }

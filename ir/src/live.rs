@@ -1,4 +1,4 @@
-//! Liveness: which values are used at or after a place.
+//! Liveness: which values are used at or after a point.
 //!
 //! A use is an operand of an instruction or a terminator. Where an instruction names an anchor, all
 //! operands of the anchor are used too, because taking the anchor reads them there.
@@ -10,7 +10,7 @@
 //! b1(v2): v3 = add.i64 v2, 1; assume v4 else a0 [rax = v2]; jump b1(v3)  live at b1[1]: v2, v3, v4
 //! ```
 
-use crate::reach::{Cfg, Place};
+use crate::reach::{Cfg, Point};
 use crate::types::{AnchorId, BlockId, Operand, Value};
 use crate::version::{Term, Version};
 
@@ -29,7 +29,7 @@ impl<'v> Live<'v> {
         while changed {
             changed = false;
             for block in cfg.order.iter().rev() {
-                let mut now = live.set_at(Place { block: *block, inst: 0 });
+                let mut now = live.set_at(Point { block: *block, inst: 0 });
                 version.blocks[block.index()].params.iter().for_each(|p| now[p.index()] = false);
                 if live.at_start[block.index()] != now {
                     live.at_start[block.index()] = now;
@@ -40,15 +40,15 @@ impl<'v> Live<'v> {
         live
     }
 
-    /// The values live just before the instruction at `place`, in order.
-    pub fn at(&self, place: Place) -> Vec<Value> {
-        let set = self.set_at(place);
+    /// The values live just before the instruction at `point`, in order.
+    pub fn at(&self, point: Point) -> Vec<Value> {
+        let set = self.set_at(point);
         (0..set.len() as u32).map(Value).filter(|v| set[v.index()]).collect()
     }
 
-    fn set_at(&self, place: Place) -> Vec<bool> {
+    fn set_at(&self, point: Point) -> Vec<bool> {
         let version = self.version;
-        let block = &version.blocks[place.block.index()];
+        let block = &version.blocks[point.block.index()];
         let mut set = vec![false; version.types.len()];
         for (to, _) in block.term.edges() {
             self.add_block_start(&mut set, to);
@@ -57,7 +57,7 @@ impl<'v> Live<'v> {
         if let Term::Exit(anchor) = block.term {
             self.add_anchor(&mut set, anchor);
         }
-        for inst in block.insts[place.inst..].iter().rev() {
+        for inst in block.insts[point.inst..].iter().rev() {
             inst.defs.iter().for_each(|d| set[d.index()] = false);
             inst.args.iter().for_each(|o| add(&mut set, *o));
             if let Some(anchor) = inst.anchor {

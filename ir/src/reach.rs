@@ -1,13 +1,13 @@
-//! Analyses that the verifier and the passes share: dominance, places of definitions, positions and
+//! Analyses that the verifier and the passes share: dominance, points of definitions, positions and
 //! reach of anchors.
 //!
 //! Definitions:
-//! * A [`Place`] is the point just before an instruction, or before the terminator, of a block.
+//! * A [`Point`] is the point just before an instruction, or before the terminator, of a block.
 //! * An anchor is *used* where an instruction or a terminator names it.
 //! * An anchor's *position* is the latest point that comes before all its uses: its first use in
 //!   the nearest block that dominates all uses, or the end of that block if it has no use there.
 //!   Each time control passes the position, the anchor is set anew from the values of that moment.
-//! * An anchor is *in reach* at a place if, on every path to it, no effect outside SSA lies after
+//! * An anchor is *in reach* at a point if, on every path to it, no effect outside SSA lies after
 //!   the last pass of the position (docs/design.md, "The IR"). The data-flow includes back edges.
 //!
 //! An operand of an anchor must dominate the anchor's position. This is enough, for the following
@@ -34,14 +34,14 @@ use std::fmt;
 
 /// The point just before an instruction; `inst == insts.len()` is the point before the terminator.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct Place {
+pub struct Point {
     /// The block.
     pub block: BlockId,
     /// Index into the block's instructions.
     pub inst: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Point {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}[{}]", self.block, self.inst)
     }
@@ -183,8 +183,8 @@ impl Cfg {
         a == b
     }
 
-    /// Does every path from the entry to `b` pass `a` (a place dominates itself)?
-    pub fn place_dominates(&self, a: Place, b: Place) -> bool {
+    /// Does every path from the entry to `b` pass `a` (a point dominates itself)?
+    pub fn point_dominates(&self, a: Point, b: Point) -> bool {
         if a.block == b.block { a.inst <= b.inst } else { self.dominates(a.block, b.block) }
     }
 
@@ -210,13 +210,13 @@ fn common(idom: &dyn Fn(usize) -> usize, mut a: usize, mut b: usize) -> usize {
     a
 }
 
-/// The place of a value's definition.
+/// The point of a value's definition.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Def {
     /// The n-th parameter of a block.
     Param(BlockId, usize),
-    /// A result of the instruction at a place.
-    Inst(Place),
+    /// A result of the instruction at a point.
+    Inst(Point),
 }
 
 /// The definition of each value; `None` for a dead value. If a value has several definitions the
@@ -232,28 +232,28 @@ pub fn definitions(version: &Version) -> Vec<Option<Def>> {
         let block = BlockId(block as u32);
         body.params.iter().enumerate().for_each(|(i, v)| define(*v, Def::Param(block, i)));
         for (inst, i) in body.insts.iter().enumerate() {
-            i.defs.iter().for_each(|v| define(*v, Def::Inst(Place { block, inst })));
+            i.defs.iter().for_each(|v| define(*v, Def::Inst(Point { block, inst })));
         }
     }
     defs
 }
 
-/// Is a value with definition `def` available at `place`?
-pub fn available(cfg: &Cfg, def: Def, place: Place) -> bool {
+/// Is a value with definition `def` available at `point`?
+pub fn available(cfg: &Cfg, def: Def, point: Point) -> bool {
     match def {
-        Def::Param(block, _) => cfg.dominates(block, place.block),
-        Def::Inst(at) => cfg.place_dominates(Place { inst: at.inst + 1, ..at }, place),
+        Def::Param(block, _) => cfg.dominates(block, point.block),
+        Def::Inst(at) => cfg.point_dominates(Point { inst: at.inst + 1, ..at }, point),
     }
 }
 
-/// The places that use each anchor, by anchor; unreachable blocks are left out.
-pub fn anchor_uses(version: &Version, cfg: &Cfg) -> Vec<Vec<Place>> {
+/// The points that use each anchor, by anchor; unreachable blocks are left out.
+pub fn anchor_uses(version: &Version, cfg: &Cfg) -> Vec<Vec<Point>> {
     let mut uses = vec![Vec::new(); version.anchors.len()];
     for block in &cfg.order {
         let body = &version.blocks[block.index()];
         let mut note = |anchor: AnchorId, inst: usize| {
             if let Some(list) = uses.get_mut(anchor.index()) {
-                list.push(Place { block: *block, inst });
+                list.push(Point { block: *block, inst });
             }
         };
         for (i, inst) in body.insts.iter().enumerate() {
@@ -299,9 +299,9 @@ impl AnchorSet {
 pub struct Reach<'v> {
     version: &'v Version,
     /// The position of each anchor; `None` if nothing uses it.
-    pub positions: Vec<Option<Place>>,
+    pub positions: Vec<Option<Point>>,
     /// The uses of each anchor.
-    pub uses: Vec<Vec<Place>>,
+    pub uses: Vec<Vec<Point>>,
     /// Anchors by the block of their position.
     starting: Vec<Vec<(usize, AnchorId)>>,
     /// In reach at the start of each block.
@@ -312,12 +312,12 @@ impl<'v> Reach<'v> {
     /// Analyses `version`.
     pub fn new(version: &'v Version, cfg: &Cfg) -> Reach<'v> {
         let uses = anchor_uses(version, cfg);
-        let positions: Vec<Option<Place>> =
+        let positions: Vec<Option<Point>> =
             uses.iter().map(|u| position(version, cfg, u)).collect();
         let mut starting = vec![Vec::new(); version.blocks.len()];
-        for (a, place) in positions.iter().enumerate() {
-            if let Some(place) = place {
-                starting[place.block.index()].push((place.inst, AnchorId(a as u32)));
+        for (a, point) in positions.iter().enumerate() {
+            if let Some(point) = point {
+                starting[point.block.index()].push((point.inst, AnchorId(a as u32)));
             }
         }
         let anchors = version.anchors.len();
@@ -337,7 +337,7 @@ impl<'v> Reach<'v> {
                 let mut set = AnchorSet::filled(anchors, if i == 0 { 0 } else { u64::MAX });
                 for pred in cfg.preds[block.index()].iter().filter(|p| cfg.is_reachable(**p)) {
                     let end = self.version.blocks[pred.index()].insts.len();
-                    set.intersect(&self.set_at(Place { block: *pred, inst: end }));
+                    set.intersect(&self.set_at(Point { block: *pred, inst: end }));
                 }
                 if self.at_start[block.index()] != set {
                     self.at_start[block.index()] = set;
@@ -347,27 +347,27 @@ impl<'v> Reach<'v> {
         }
     }
 
-    fn set_at(&self, place: Place) -> AnchorSet {
-        let mut set = self.at_start[place.block.index()].clone();
-        let starting = &self.starting[place.block.index()];
-        let body = &self.version.blocks[place.block.index()];
+    fn set_at(&self, point: Point) -> AnchorSet {
+        let mut set = self.at_start[point.block.index()].clone();
+        let starting = &self.starting[point.block.index()];
+        let body = &self.version.blocks[point.block.index()];
         // An anchor whose position is before the last effect is not in reach, so find that effect
         // first.
-        let last_effect = (0..place.inst).rev().find(|i| ends_reach(self.version, &body.insts[*i]));
+        let last_effect = (0..point.inst).rev().find(|i| ends_reach(self.version, &body.insts[*i]));
         if last_effect.is_some() {
             set.clear();
         }
         for (inst, anchor) in starting {
-            if *inst <= place.inst && last_effect.is_none_or(|e| *inst > e) {
+            if *inst <= point.inst && last_effect.is_none_or(|e| *inst > e) {
                 set.insert(*anchor);
             }
         }
         set
     }
 
-    /// Calls `f` with each place of a reachable block, in order, terminator included, and what is
+    /// Calls `f` with each point of a reachable block, in order, terminator included, and what is
     /// in reach there.
-    pub fn walk(&self, block: BlockId, mut f: impl FnMut(Place, &AnchorSet)) {
+    pub fn walk(&self, block: BlockId, mut f: impl FnMut(Point, &AnchorSet)) {
         let mut set = self.at_start[block.index()].clone();
         let body = &self.version.blocks[block.index()];
         let mut starting = self.starting[block.index()].clone();
@@ -377,30 +377,30 @@ impl<'v> Reach<'v> {
             while let Some((_, anchor)) = starting.next_if(|(inst, _)| *inst == i) {
                 set.insert(anchor);
             }
-            f(Place { block, inst: i }, &set);
+            f(Point { block, inst: i }, &set);
             if body.insts.get(i).is_some_and(|inst| ends_reach(self.version, inst)) {
                 set.clear();
             }
         }
     }
 
-    /// Is `anchor` in reach just before the instruction at `place` (in a reachable block)?
-    pub fn covers(&self, anchor: AnchorId, place: Place) -> bool {
-        anchor.index() < self.positions.len() && self.set_at(place).contains(anchor)
+    /// Is `anchor` in reach just before the instruction at `point` (in a reachable block)?
+    pub fn covers(&self, anchor: AnchorId, point: Point) -> bool {
+        anchor.index() < self.positions.len() && self.set_at(point).contains(anchor)
     }
 
-    /// The anchors in reach just before the instruction at `place` (in a reachable block).
-    pub fn anchors_at(&self, place: Place) -> Vec<AnchorId> {
-        let set = self.set_at(place);
+    /// The anchors in reach just before the instruction at `point` (in a reachable block).
+    pub fn anchors_at(&self, point: Point) -> Vec<AnchorId> {
+        let set = self.set_at(point);
         (0..self.positions.len() as u32).map(AnchorId).filter(|a| set.contains(*a)).collect()
     }
 }
 
 /// The position of an anchor with these uses.
-fn position(version: &Version, cfg: &Cfg, uses: &[Place]) -> Option<Place> {
+fn position(version: &Version, cfg: &Cfg, uses: &[Point]) -> Option<Point> {
     let block = uses.iter().map(|u| u.block).reduce(|a, b| cfg.common_dominator(a, b))?;
     let inst = uses.iter().filter(|u| u.block == block).map(|u| u.inst).min();
-    Some(Place { block, inst: inst.unwrap_or(version.blocks[block.index()].insts.len()) })
+    Some(Point { block, inst: inst.unwrap_or(version.blocks[block.index()].insts.len()) })
 }
 
 /// The SSA locations that the version writes: a used anchor maps them to an operand other than

@@ -140,8 +140,8 @@ impl Region {
         let mut copy = original.clone();
         copy.name = name.to_string();
         for (i, anchor) in copy.anchors.iter_mut().enumerate() {
-            anchor.via = reach.positions[i].map(|place| {
-                let values = live.at(place).into_iter().map(|v| (v, Operand::Value(v))).collect();
+            anchor.via = reach.positions[i].map(|point| {
+                let values = live.at(point).into_iter().map(|v| (v, Operand::Value(v))).collect();
                 Box::new(Via { version: parent.to_string(), anchor: AnchorId(i as u32), values })
             });
         }
@@ -293,7 +293,7 @@ fn label_fault(region: &Region, version: &Version, via: &Via) -> Option<String> 
     }
     let cfg = Cfg::new(target);
     let reach = Reach::new(target, &cfg);
-    let Some(place) = reach.positions.get(via.anchor.index()).copied().flatten() else {
+    let Some(point) = reach.positions.get(via.anchor.index()).copied().flatten() else {
         return Some(format!("{} has no {} in use", target.name, via.anchor));
     };
     if via.values.windows(2).any(|pair| pair[0].0 >= pair[1].0) {
@@ -311,7 +311,7 @@ fn label_fault(region: &Region, version: &Version, via: &Via) -> Option<String> 
             return Some(format!("{operand} is not {ty}, as {value} is"));
         }
     }
-    let live = Live::new(target, &cfg).at(place);
+    let live = Live::new(target, &cfg).at(point);
     let missing =
         live.iter().find(|v| via.values.binary_search_by_key(*v, |(value, _)| *value).is_err());
     missing.map(|v| format!("{v} is live there and not mapped"))

@@ -78,7 +78,7 @@ side_conditions! {
     /// redundant: no store is deferred, because the removed guard may be the proof that an access
     /// misses it.
     RedundantNothingWaits,
-    /// inject: the anchor reaches the place.
+    /// inject: the anchor reaches the point.
     InjectReach,
     /// inject: nothing has happened since the entry whose anchor is used.
     InjectUntouched,

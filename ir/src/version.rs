@@ -169,7 +169,7 @@ pub struct DeferredStore {
     pub args: [Operand; 3],
 }
 
-/// A place from which deoptimisation is possible: the `base` pc at which to continue, and how to
+/// A point from which deoptimisation is possible: the `base` pc at which to continue, and how to
 /// rebuild the state there.
 ///
 /// `target`, `varmap` and `stores` always describe the way to `base`. `via` is an alternative:

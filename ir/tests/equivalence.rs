@@ -98,22 +98,22 @@ fn reference_traces_are_equivalent_and_transparent() {
 }
 
 /// Breaks a trace in one of the ways in which a wrong pass would. `None` if the trace has no such
-/// place.
+/// point.
 fn sabotage(trace: &Version, kind: usize, rng: &mut Rng) -> Option<Version> {
     let mut broken = trace.clone();
     let block = rng.below(broken.blocks.len());
     let insts = &mut broken.blocks[block].insts;
-    let mut places: Vec<usize> = (0..insts.len()).collect();
+    let mut points: Vec<usize> = (0..insts.len()).collect();
     match kind {
         // A lost store.
         0 => {
-            places.retain(|i| insts[*i].op == Op::Store);
-            insts.remove(*places.get(rng.below(places.len().max(1)))?);
+            points.retain(|i| insts[*i].op == Op::Store);
+            insts.remove(*points.get(rng.below(points.len().max(1)))?);
         }
         // A guard that always holds.
         1 => {
-            places.retain(|i| insts[*i].op == Op::Assume);
-            insts[*places.get(rng.below(places.len().max(1)))?].args[0] = Operand::Const(1);
+            points.retain(|i| insts[*i].op == Op::Assume);
+            insts[*points.get(rng.below(points.len().max(1)))?].args[0] = Operand::Const(1);
         }
         // A register that is stale or wrong in a varmap.
         2 => {
@@ -133,20 +133,20 @@ fn sabotage(trace: &Version, kind: usize, rng: &mut Rng) -> Option<Version> {
         }
         // An anchor from before a store, used after it.
         4 => {
-            places.retain(|i| insts[*i].op == Op::Store);
-            let store = *places.get(rng.below(places.len().max(1)))?;
+            points.retain(|i| insts[*i].op == Op::Store);
+            let store = *points.get(rng.below(points.len().max(1)))?;
             let later = (store + 1..insts.len()).find(|i| insts[*i].anchor.is_some())?;
             insts[later].anchor = insts[store].anchor;
         }
         // A load from another address.
         5 => {
-            places.retain(|i| insts[*i].op == Op::Load);
-            insts[*places.get(rng.below(places.len().max(1)))?].mem.as_mut()?.disp += 8;
+            points.retain(|i| insts[*i].op == Op::Load);
+            insts[*points.get(rng.below(points.len().max(1)))?].mem.as_mut()?.disp += 8;
         }
         // A store moved down to the end of its block.
         _ => {
-            places.retain(|i| insts[*i].op == Op::Store);
-            let store = insts.remove(*places.get(rng.below(places.len().max(1)))?);
+            points.retain(|i| insts[*i].op == Op::Store);
+            let store = insts.remove(*points.get(rng.below(points.len().max(1)))?);
             insts.push(store);
         }
     }

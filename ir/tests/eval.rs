@@ -4,7 +4,7 @@ use dynasour_ir::eval::check::{Limits, check, run_base, same_result};
 use dynasour_ir::eval::{
     EvalError, Fault, ForceNth, Hooks, Leave, Machine, ModelMachine, NoHooks, Reason, State, run,
 };
-use dynasour_ir::reach::Place;
+use dynasour_ir::reach::Point;
 use dynasour_ir::text::{regions, version};
 use dynasour_ir::verify::assert_valid;
 use dynasour_ir::{AnchorId, BlockId, Gpr, Loc, Trap, Version};
@@ -40,8 +40,10 @@ const RCX: Gpr = Gpr::RCX;
 #[test]
 fn base_reads_and_writes_locations() {
     let v = parse(
-        "base { b0:\n at 0x10\n v0 = get.i64 rax\n v1 = add.i64 v0, 5\n put.i64 rcx, v1\n v2 = flags.sub.i64 v0, v0
-        put.flags rflags, v2\n v3 = get.i64 fsbase\n put.i64 gsbase, v3\n v4 = load.i16 fs:[v0 + v0*2 - 0x20]
+        "base { b0:\n at 0x10\n v0 = get.i64 rax\n v1 = add.i64 v0, 5\n put.i64 rcx, v1\n v2 = \
+            flags.sub.i64 v0, v0
+        put.flags rflags, v2\n v3 = get.i64 fsbase\n put.i64 gsbase, v3\n v4 = load.i16 fs:[v0 + \
+        v0*2 - 0x20]
         v5 = zext16.i64 v4\n put.i64 rdx, v5\n goto v1 }",
     );
     let (mut s, mut m) = (state(&[(RAX, 0x10)]), machine());
@@ -71,7 +73,8 @@ fn every_end_of_base() {
 #[test]
 fn a_fault_in_base_names_the_guest_instruction() {
     let v = parse(
-        "base { b0:\n at 0x10\n put.i64 rcx, 1\n at 0x14\n v0 = load.i64 [0x1ffc]\n put.i64 rcx, 2\n goto 1 }",
+        "base { b0:\n at 0x10\n put.i64 rcx, 1\n at 0x14\n v0 = load.i64 [0x1ffc]\n put.i64 rcx, \
+            2\n goto 1 }",
     );
     let mut s = State::default();
     // The access starts in the mapped page and ends beyond it.
@@ -84,7 +87,8 @@ fn a_fault_in_base_names_the_guest_instruction() {
 
 const TRACE: &str = "t1 context private_memory {
     anchor a0 = base.0x10 [rax = v0, rcx = v1, rflags = v2]
-    anchor a1 = base.v1 [rax = v4, rcx = v0, rflags = 1] stores [store.i8 [0x1000], 0xaa, store.i16 [0x1001], 0xbbcc]
+    anchor a1 = base.v1 [rax = v4, rcx = v0, rflags = 1] stores [store.i8 [0x1000], 0xaa, \
+    store.i16 [0x1001], 0xbbcc]
     b0(v0: i64 = rax, v1: i64 = rcx, v2: flags = rflags):
     poll else a0
     v3 = lt.u.i64 v0, 10
@@ -97,7 +101,7 @@ fn leave(anchor: u32, reason: Reason, inst: usize, pc: u64) -> Result<Leave, Eva
     Ok(Leave::Anchor {
         anchor: AnchorId(anchor),
         reason,
-        place: Place { block: BlockId(0), inst },
+        point: Point { block: BlockId(0), inst },
         pc,
     })
 }
@@ -162,7 +166,8 @@ fn loops_carry_their_parameters_and_budgets_end_them() {
     let v = parse(
         "t1 { anchor a0 = base.0x10 [rax = v2, rcx = v3]
         b0(v0: i64 = rax, v1: i64 = rcx):\n jump b1(v0, v1)
-        b1(v2: i64, v3: i64):\n v4 = ne.i64 v2, 5\n assume v4 else a0\n v5 = add.i64 v2, 1\n jump b1(v3, v5) }",
+        b1(v2: i64, v3: i64):\n v4 = ne.i64 v2, 5\n assume v4 else a0\n v5 = add.i64 v2, 1\n jump \
+        b1(v3, v5) }",
     );
     let mut s = State::default();
     let mut budget = 100;
@@ -189,7 +194,8 @@ fn natives_are_functions_of_what_they_declare() {
         anchor a1 = base.0x40 [rax = v2, rflags = v3]
         anchor a2 = base.0x50 [rax = v4, rflags = v3]
         b0(v0: i64 = rax, v1: flags = rflags):
-        v2, v3 = native n0 v0, v1\n native n1 [v0] !a0\n v4 = native n2\n native n3 [v0 + 16] !a1\n exit a2 }",
+        v2, v3 = native n0 v0, v1\n native n1 [v0] !a0\n v4 = native n2\n native n3 [v0 + 16] \
+        !a1\n exit a2 }",
     );
     let result = |rax: u64, flags: u64, change: &dyn Fn(&mut ModelMachine)| {
         let (mut s, mut m) = (State { flags, ..state(&[(RAX, rax)]) }, machine());
@@ -232,7 +238,8 @@ fn code(text: &str) -> BTreeMap<u64, Version> {
 }
 
 const COUNT: &str = "
-    region 0x10 { version base { b0:\n at 0x10\n v0 = get.i64 rax\n v1 = add.i64 v0, 1\n put.i64 rax, v1\n at 0x14
+    region 0x10 { version base { b0:\n at 0x10\n v0 = get.i64 rax\n v1 = add.i64 v0, 1\n put.i64 \
+    rax, v1\n at 0x14
         v2 = get.i64 rax\n v3 = ne.i64 v2, 9\n branch v3 then 0x10 else 0x20 } }
     region 0x20 { version base { b0:\n at 0x20\n store.i64 [0x1000], 1\n goto 0x30 } }";
 
@@ -270,7 +277,8 @@ fn the_checker_accepts_exactly_the_states_of_base() {
             "v0",
             0x14,
             "",
-            "base passes 0x14 9 times, never in this state; the nearest differs in: rax: base 0x1, version 0x0",
+            "base passes 0x14 9 times, never in this state; the nearest differs in: rax: base \
+                0x1, version 0x0",
         ),
         ("9", 0x10, "", "base passes 0x10 9 times"),
         ("8", 0x20, "", "rax: base 0x9, version 0x8"),

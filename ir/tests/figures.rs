@@ -13,7 +13,7 @@ use dynasour_ir::opt::{
     Assumption, InlineError, OptOptions, PASSES, continuation, inject, inline, optimise_with,
     resume, specialise,
 };
-use dynasour_ir::reach::Place;
+use dynasour_ir::reach::Point;
 use dynasour_ir::region::verify_region;
 use dynasour_ir::verify::assert_valid;
 use dynasour_ir::{
@@ -111,8 +111,8 @@ fn speculate(version: &mut Version, block: u32, at: usize, op: Op, a: Value, c: 
     let predicate = version.value(Ty::I1);
     let inst = Inst::new(op, Ty::I64, Some(predicate), &[a.into(), Operand::Const(c)]);
     version.blocks[block as usize].insts.insert(at, inst);
-    let place = Place { block: BlockId(block), inst: at + 1 };
-    inject(version, place, predicate.into()).expect("an anchor reaches the place");
+    let point = Point { block: BlockId(block), inst: at + 1 };
+    inject(version, point, predicate.into()).expect("an anchor reaches the point");
 }
 
 /// A fresh copy of the base version of size.
@@ -132,7 +132,7 @@ fn fig_08() {
 #[test]
 fn fig_09() {
     let mut version = region("fig_09.ir").copy("vb", "vpruned").unwrap();
-    // x != nil at L2: the place of the second assume.
+    // x != nil at L2: the point of the second assume.
     speculate(&mut version, 0, 3, Op::Ne, Value(2), 0);
     run(&mut version, &["constants", "unreachable", "dce"]);
     agrees(&guest("size.guest"), &version, &by_rdi());
@@ -233,7 +233,7 @@ fn fig_11() {
     let guest = moved_size();
     agrees(&guest, &version, &by_rdi());
     let anchor =
-        inject(&mut version, Place { block: BlockId(1), inst: at }, Value(10).into()).unwrap();
+        inject(&mut version, Point { block: BlockId(1), inst: at }, Value(10).into()).unwrap();
     assert_eq!(anchor.0, 0, "the anchor at the entry reaches the branch");
     run(&mut version, &["constants", "redundant", "dce"]);
     agrees(&guest, &version, &by_rdi());
@@ -320,7 +320,7 @@ struct ForceFirst {
 }
 
 impl Hooks<ModelMachine> for ForceFirst {
-    fn force(&mut self, anchor: AnchorId, _place: Place) -> bool {
+    fn force(&mut self, anchor: AnchorId, _point: Point) -> bool {
         anchor == self.anchor && !std::mem::replace(&mut self.taken, true)
     }
 }

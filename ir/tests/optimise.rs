@@ -131,9 +131,12 @@ fn chains(random: &mut Random) -> Version {
     };
     let source = format!(
         "region 0x1000 {{\n  version t1 {{\n    anchor a0 = base.0x1000 [rax = v40, rcx = v41]\n\
-         \x20   b0(v0: i64 = rax, v1: i64 = rcx, v2: i64 = rdx, v3: i64 = rbx):\n{}{}{}{}      jump b1(v30, v31, 0)\n\
-         \x20   b1(v5: {ty}, v6: {ty}, v7: i64):\n{}{}      poll else a0\n{body}      v45 = add.i64 v7, 1\n\
-         \x20     v46 = lt.u.i64 v7, 6\n      assume v46 else a0\n      jump b1(v{last}, v{other}, v45)\n  }}\n}}\n",
+         \x20   b0(v0: i64 = rax, v1: i64 = rcx, v2: i64 = rdx, v3: i64 = rbx):\n{}{}{}{}      \
+         jump b1(v30, v31, 0)\n\
+         \x20   b1(v5: {ty}, v6: {ty}, v7: i64):\n{}{}      poll else a0\n{body}      v45 = \
+         add.i64 v7, 1\n\
+         \x20     v46 = lt.u.i64 v7, 6\n      assume v46 else a0\n      jump b1(v{last}, \
+         v{other}, v45)\n  }}\n}}\n",
         narrow(30, 0),
         narrow(31, 1),
         narrow(8, 2),

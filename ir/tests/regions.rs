@@ -116,7 +116,8 @@ region 0x1000 {
     // v4 is live at the label too, and the map does not have it.
     let broken = verify_region(&region).unwrap_err();
     assert!(
-        broken.iter().any(|b| matches!(b, RegionRule::Label { what, .. } if what == "v4 is live there and not mapped")),
+        broken.iter().any(|b| matches!(b, RegionRule::Label { what, .. } if what == "v4 is live \
+            there and not mapped")),
         "{broken:?}"
     );
     assert_eq!(region.bypass("v2"), 0, "an incomplete map composes to nothing");

@@ -84,7 +84,8 @@ fn every_terminator_of_base() {
         "trap fetch 0x10",
     ] {
         let printed = round_trip(&format!(
-            "region 0x10 {{ version base {{ b0:\n at 0x10\n v0 = get.i64 rax\n v1 = eq.i64 v0, -1\n {term}\n }} }}"
+            "region 0x10 {{ version base {{ b0:\n at 0x10\n v0 = get.i64 rax\n v1 = eq.i64 v0, \
+                -1\n {term}\n }} }}"
         ));
         assert!(printed.contains(&format!("      {term}\n")), "{printed}");
     }
@@ -105,7 +106,8 @@ fn addresses_keep_every_field() {
         "[v0 + 0x7fffffffffffffff]",
     ] {
         let printed = round_trip(&format!(
-            "region 1 {{ version base {{ b0:\n at 1\n v0 = get.i64 rax\n v1 = get.i64 rcx\n v2 = load.i8 {address}\n goto 2\n }} }}"
+            "region 1 {{ version base {{ b0:\n at 1\n v0 = get.i64 rax\n v1 = get.i64 rcx\n v2 = \
+                load.i8 {address}\n goto 2\n }} }}"
         ));
         assert!(printed.contains(&format!("v2 = load.i8 {address}\n")), "{address}: {printed}");
     }
@@ -139,7 +141,8 @@ fn natives_keep_every_field() {
 #[test]
 fn negative_constants_fit_their_type() {
     let parsed = version(
-        "region 1 { version base { b0:\n at 1\n v0 = get.i64 rax\n v1 = trunc.i32 v0\n v2 = add.i32 v1, -1\n goto 2\n } }",
+        "region 1 { version base { b0:\n at 1\n v0 = get.i64 rax\n v1 = trunc.i32 v0\n v2 = \
+            add.i32 v1, -1\n goto 2\n } }",
     );
     let printed = parsed.expect("it parses").to_string();
     assert!(printed.contains("v2 = add.i32 v1, 0xffffffff\n"), "{printed}");
@@ -148,7 +151,8 @@ fn negative_constants_fit_their_type() {
 #[test]
 fn several_versions_of_several_regions() {
     let text =
-        "region 1 \"f\" { version base { b0:\n at 1\n goto 2\n } version t1 { anchor a0 = base.2 [] b0:\n exit a0 } }
+        "region 1 \"f\" { version base { b0:\n at 1\n goto 2\n } version t1 { anchor a0 = base.2 \
+            [] b0:\n exit a0 } }
         region 2 { }";
     let parsed = regions(text).expect("it parses");
     let names: Vec<&str> = parsed[0].versions.iter().map(|v| v.name.as_str()).collect();
@@ -168,7 +172,8 @@ fn errors_name_line_column_and_expectation() {
         ),
         (
             "region 1 { version t { b0:\n  v0 = add.i64 1,\n",
-            "line 3, column 1: expected a value or a number on the line of the `,`, found the end of the text",
+            "line 3, column 1: expected a value or a number on the line of the `,`, found the end \
+                of the text",
         ),
         (
             "region 1 { version t { b0:\n  v0 = frob.i64 1\n",
@@ -196,7 +201,8 @@ fn errors_name_line_column_and_expectation() {
         ),
         (
             "region 99999999999999999999",
-            "line 1, column 8: expected a number below 2^64, decimal or 0x hexadecimal, found `99999999999999999999`",
+            "line 1, column 8: expected a number below 2^64, decimal or 0x hexadecimal, found \
+                `99999999999999999999`",
         ),
         ("region 1 \"a\n", "line 1, column 10: expected a closing `\"` on this line, found none"),
         ("region 1 é", "line 1, column 10: expected a token, found 'é'"),

@@ -260,11 +260,11 @@ impl RunConfig {
     /// Is a trace made only if it should be faster than the blocks that it replaces, and only
     /// within a budget of compile time? A user who asks for early traces gets all of them.
     pub fn weighs_traces(&self) -> bool {
-        self.watches_paths() || self.interprets_first()
+        self.measures_paths() || self.interprets_first()
     }
 
     /// Before a trace is made, is it measured how often the guest follows the recorded path?
-    pub fn watches_paths(&self) -> bool {
+    pub fn measures_paths(&self) -> bool {
         self.tier == Tier::Full && self.threshold() >= NATIVE_HEAD_THRESHOLD && self.chaos.is_none()
     }
 

@@ -1,8 +1,8 @@
 //! The global allocator of a program that runs guests: the C library's allocator, except that a
 //! failed allocation ends the process with a message and exit status 126.
 //!
-//! An allocation can fail because the user's limits (`ulimit -d`, `ulimit -v`) apply to the process,
-//! that is to guest and host together.
+//! An allocation can fail because the user's limits (`ulimit -d`, `ulimit -v`) apply to the
+//! process, that is to guest and host together.
 //!
 //! The module owns no data. No lock of ours: the C library's allocator locks for itself.
 

@@ -29,14 +29,17 @@ pub(crate) fn context_and_system() -> (Box<ThreadContext>, System) {
     (ThreadContext::new(), System::new(Inherited::record(), config))
 }
 
+/// Hooks of a host without native code.
+const NO_HOOKS: FaultHooks =
+    FaultHooks { thunk: |_| None, fragment: |_| None, cache_end: |_| None, accepted: |_, _| None };
+
 /// Makes the calling process, which must be a child made by [`in_child`], the host of a guest.
 pub(crate) fn start(system: &mut System, context: &mut ThreadContext) {
-    let hooks = FaultHooks {
-        thunk: |_| None,
-        fragment: |_| None,
-        cache_end: |_| None,
-        accepted: |_, _| None,
-    };
+    start_with(system, context, NO_HOOKS);
+}
+
+/// As [`start`], with these hooks.
+pub(crate) fn start_with(system: &mut System, context: &mut ThreadContext, hooks: FaultHooks) {
     // SAFETY: both live until the child exits.
     unsafe { system.start(context, hooks) }.expect("memory for a stack");
 }
@@ -89,7 +92,7 @@ impl ThreadBody for Body {
         (self.0)(context, system)
     }
 
-    fn rest(self: Box<Self>) {}
+    fn park(self: Box<Self>) {}
 }
 
 impl Code for Notes {

@@ -306,11 +306,11 @@ impl Reporter<'_> {
     fn line_of(&self, g: &Guard) -> String {
         let position = if g.in_loop { "" } else { ", before the loop" };
         let position =
-            if g.place.0 == 0 && !g.in_loop && self.is_linear(g) { "" } else { position };
+            if g.position.0 == 0 && !g.in_loop && self.is_linear(g) { "" } else { position };
         format!(
             "g{} assumes {}: checked {}, failed {} ({}){}{position}",
             g.index,
-            g.words,
+            g.english,
             number(g.executed),
             number(g.failed),
             percent(g.failed, g.executed),
@@ -347,7 +347,7 @@ impl Reporter<'_> {
                 number(g.executed),
                 number(g.failed),
                 percent(g.failed, g.executed),
-                g.words
+                g.english
             );
             let _ = writeln!(out, "{}", p.text(style, &row));
             let about = format!("      {} -> falls back to {}", self.address(g.pc), g.anchor.name);
@@ -490,7 +490,7 @@ fn note(mark: &Mark) -> Option<String> {
 /// An anchor's varmap as text; unchanged locations are listed together.
 fn varmap_lines(anchor: &Anchor) -> Vec<String> {
     let (mut entry, mut head, mut lines) = (Vec::new(), Vec::new(), Vec::new());
-    for line in &anchor.words {
+    for line in &anchor.english {
         match line.split_once(" = ") {
             Some((loc, value)) if value == format!("{loc}@entry") => entry.push(loc),
             Some((loc, value)) if value == format!("{loc}@loop") => head.push(loc),
@@ -540,7 +540,7 @@ mod tests {
             name: "a1".into(),
             target: Some(1),
             text: String::new(),
-            words: ["rax = rax@entry", "rcx = rcx@loop + 1", "rdx = rdx@loop", "rbx = rbx@entry"]
+            english: ["rax = rax@entry", "rcx = rcx@loop + 1", "rdx = rdx@loop", "rbx = rbx@entry"]
                 .map(str::to_string)
                 .to_vec(),
             stores: 0,

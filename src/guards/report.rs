@@ -314,8 +314,10 @@ mod tests {
 prog a,b
 cpu time, natively 0.400 s; --tier dynamo --threshold 1000
 
-policy    traces  guards  /trace  executed  failed  deopts  ns each  code KiB  compile ms  seconds         95 %  / native  / default
-default        4      10     2.5     20.0k       3       2      900       2.0         1.5    0.500  0.490-0.510      1.25      1.000
+policy    traces  guards  /trace  executed  failed  deopts  ns each  code KiB  compile ms  \
+seconds         95 %  / native  / default
+default        4      10     2.5     20.0k       3       2      900       2.0         1.5    \
+0.500  0.490-0.510      1.25      1.000
 eager    DIFFERS
 
 executed / failed     branch

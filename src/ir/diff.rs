@@ -191,7 +191,7 @@ fn describe(
 
 /// A position in a version, for the user.
 fn position(source: &Source, spot: &EventSpot, line: usize) -> String {
-    format!("{}:{line} ({:#x} {}, {})", source.name, spot.region, spot.version, spot.place)
+    format!("{}:{line} ({:#x} {}, {})", source.name, spot.region, spot.version, spot.point)
 }
 
 /// The position of the n-th print of a run, with its line.
@@ -207,8 +207,8 @@ fn instruction(file: &File, spot: &EventSpot) -> Option<(bool, usize)> {
     let region = file.regions.iter().position(|r| r.pc == spot.region)?;
     let version = file.regions[region].versions.iter().position(|v| v.name == spot.version)?;
     let found = &file.regions[region].versions[version];
-    let inst = found.blocks.get(spot.place.block.index())?.insts.get(spot.place.inst)?;
-    let line = file.spots[region][version].of(Where::Place(spot.place)).line;
+    let inst = found.blocks.get(spot.point.block.index())?.insts.get(spot.point.inst)?;
+    let line = file.spots[region][version].of(Where::Point(spot.point)).line;
     Some((inst.op == dynasour_ir::Op::Print, line))
 }
 
@@ -216,7 +216,7 @@ fn report(args: &DiffArgs, d: &Difference) {
     if args.start.json {
         let summary = json!({
             "differ": true, "from": d.from, "forced": d.forced, "what": d.what,
-            "places": d.positions, "ends": d.ends,
+            "points": d.positions, "ends": d.ends,
         });
         return out(format_args!("{summary:#}\n"));
     }

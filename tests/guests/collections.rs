@@ -72,9 +72,15 @@ fn main() {
     }
     let ordered: BTreeMap<_, _> = map.iter().collect();
     println!("squares {:?}", ordered.iter().take(4).collect::<Vec<_>>());
-    let animals: Vec<Box<dyn Animal>> = (0..6).map(|i| if i % 2 == 0 { Box::new(Dog(i)) as Box<dyn Animal> } else { Box::new(Bird) }).collect();
-    println!("legs {} {:?}", animals.iter().map(|a| a.legs()).sum::<u32>(), animals.iter().map(|a| a.name()).collect::<Vec<_>>());
-    let edges: Vec<_> = (0..40usize).flat_map(|i| [(i, (i * 7 + 1) % 40, i as u64 + 3), (i, (i + 1) % 40, 11)]).collect();
+    let animal = |i| -> Box<dyn Animal> {
+        if i % 2 == 0 { Box::new(Dog(i)) } else { Box::new(Bird) }
+    };
+    let animals: Vec<Box<dyn Animal>> = (0..6).map(animal).collect();
+    let legs: u32 = animals.iter().map(|a| a.legs()).sum();
+    println!("legs {legs} {:?}", animals.iter().map(|a| a.name()).collect::<Vec<_>>());
+    let edges: Vec<_> = (0..40usize)
+        .flat_map(|i| [(i, (i * 7 + 1) % 40, i as u64 + 3), (i, (i + 1) % 40, 11)])
+        .collect();
     println!("distances {:?}", &shortest(&edges, 40)[30..]);
     let mut text = String::new();
     for word in "the quick brown fox jumps".split(' ').rev() {
@@ -85,7 +91,8 @@ fn main() {
     ring.rotate_left(3);
     println!("{ring:?} {:?} {:?}", 200u8.checked_add(100), i64::MIN.wrapping_abs());
     println!("{:.6} {:e} {}", (n as f64).sqrt().ln(), 1234.5f32, f64::NAN.max(2.0));
-    std::panic::set_hook(Box::new(|info| eprintln!("hook: {}", info.payload().downcast_ref::<&str>().unwrap_or(&"other"))));
+    std::panic::set_hook(Box::new(|info| eprintln!("hook: \
+        {}", info.payload().downcast_ref::<&str>().unwrap_or(&"other"))));
     let caught = std::panic::catch_unwind(|| {
         let v: Vec<u32> = Vec::new();
         if v.is_empty() {

@@ -50,7 +50,8 @@ fn main() {
     });
     println!("{}", values.iter().sum::<u64>());
 
-    let state = Arc::new((Mutex::new(0u32), Condvar::new(), RwLock::new(String::new()), Barrier::new(3)));
+    let (text, barrier) = (RwLock::new(String::new()), Barrier::new(3));
+    let state = Arc::new((Mutex::new(0u32), Condvar::new(), text, barrier));
     let threads: Vec<_> = (0..3u32)
         .map(|own| {
             let state = state.clone();

@@ -415,7 +415,7 @@ fn every_step_in_full() -> bool {
 /// The fault with which the interpreter stopped, as the dispatcher raises it.
 fn fault(context: &mut ThreadContext, stop: &Stop<Infallible>) -> Option<GuestFault> {
     match *stop {
-        Stop::Fault { pc, ref info } => Some(GuestFault::noted(context, pc, info)),
+        Stop::Fault { pc, ref info } => Some(GuestFault::from_host_fault(context, pc, info)),
         Stop::Trap { pc, trap } => Some(match trap {
             Trap::Undefined => GuestFault::undefined(pc),
             Trap::Protection => GuestFault::protection(0),

@@ -69,7 +69,7 @@ impl Effort {
     }
 
     /// Notes the result of an attempt: with `trace`, a trace was made; otherwise it was refused.
-    pub fn came_to(&mut self, trace: bool) {
+    pub fn note_result(&mut self, trace: bool) {
         self.refused = if trace { self.refused / 4 } else { MOST_REFUSED.min(self.refused + 1) };
     }
 
@@ -95,10 +95,10 @@ mod tests {
         let mut effort = Effort::new(Some(Budget::LATE), || 0);
         assert!(effort.is_affordable());
         effort.spent = Budget::LATE.free / 2;
-        (0..2 * DISCOURAGING).for_each(|_| effort.came_to(false));
+        (0..2 * DISCOURAGING).for_each(|_| effort.note_result(false));
         assert!(!effort.is_affordable(), "only refusals so far");
-        effort.came_to(true);
-        effort.came_to(true);
+        effort.note_result(true);
+        effort.note_result(true);
         assert!(effort.is_affordable());
         effort.spent = u64::MAX / 2;
         assert!(!effort.is_affordable());

@@ -40,7 +40,7 @@ pub struct HeadCount {
     /// The number of executions that makes the head hot.
     wanted: u64,
     /// How often the head was hot, but not recorded because the budget was spent.
-    put_off: u32,
+    postponements: u32,
     /// The last interval, if counting has paused since.
     paused: Option<Interval>,
 }
@@ -77,7 +77,7 @@ pub enum Next {
 impl HeadCount {
     /// A head that is hot after `wanted` executions.
     pub fn new(wanted: u64) -> HeadCount {
-        HeadCount { seen: 0, wanted, put_off: 0, paused: None }
+        HeadCount { seen: 0, wanted, postponements: 0, paused: None }
     }
 
     /// Executions so far, some of them estimated.
@@ -112,9 +112,9 @@ impl HeadCount {
 
     /// Notes that the head is hot but is not recorded, because the budget is spent. Returns the
     /// factor by which its pause is longer than [`SOON`] ticks this time.
-    pub fn put_off(&mut self) -> u64 {
-        let factor = 1 << self.put_off.min(MOST_DOUBLINGS);
-        self.put_off += 1;
+    pub fn postpone(&mut self) -> u64 {
+        let factor = 1 << self.postponements.min(MOST_DOUBLINGS);
+        self.postponements += 1;
         factor
     }
 }
@@ -154,10 +154,10 @@ mod tests {
     }
 
     #[test]
-    fn a_head_is_put_off_longer_each_time() {
+    fn a_head_is_postponed_longer_each_time() {
         let mut head = HeadCount::new(1);
-        assert_eq!([head.put_off(), head.put_off(), head.put_off()], [1, 2, 4]);
-        (0..10).for_each(|_| _ = head.put_off());
-        assert_eq!(head.put_off(), 64);
+        assert_eq!([head.postpone(), head.postpone(), head.postpone()], [1, 2, 4]);
+        (0..10).for_each(|_| _ = head.postpone());
+        assert_eq!(head.postpone(), 64);
     }
 }

@@ -54,7 +54,7 @@ pub use heads::{HeadTable, Heat};
 pub use observe::Surroundings;
 pub use placement::Placement;
 pub use policy::{DefaultPolicy, HEAD_THRESHOLD, SpeculationPolicy};
-pub use recorder::{AbortReason, EndReason, HeadKind, Landing, Recorder, Recording};
+pub use recorder::{AbortReason, EndReason, HeadKind, Recorder, Recording, TargetKind};
 pub use selector::{NextBlock, Selected, TraceSelector};
 pub use short_loops::{Probe, Verdict};
 pub use survival::{Runs, Survival};

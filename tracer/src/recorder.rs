@@ -3,7 +3,7 @@
 //! The interpreter reports each block that it finishes while a recording is active. A recording
 //! ends where the path returns to its head (a loop), where another loop begins, before a system
 //! call or another instruction that the runtime executes, or at the length limit. A path that
-//! cannot be traced is aborted with a named reason. The *landing* of a transfer says which kind of
+//! cannot be traced is aborted with a named reason. The *target* of a transfer says which kind of
 //! fragment starts at its target.
 //!
 //! * **Calls** are followed into the function even if a fragment starts there, so that the trace of
@@ -98,7 +98,7 @@ pub enum EndReason {
 
 /// Which fragment starts at the pc to which control goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Landing {
+pub enum TargetKind {
     /// None, or one that does not end a recording.
     Ordinary,
     /// A loop's fragment.
@@ -224,8 +224,8 @@ impl Recorder {
     }
 
     /// Reports that the interpreter has executed `block` to its end and goes to `next`, where a
-    /// fragment of the kind `landing` starts.
-    pub fn step(&mut self, block: &Rc<LiftedBlock>, next: u64, landing: Landing) -> Recording {
+    /// fragment of the kind `target` starts.
+    pub fn step(&mut self, block: &Rc<LiftedBlock>, next: u64, target: TargetKind) -> Recording {
         self.instructions += block.count as usize;
         self.steps.push(Step { block: Rc::clone(block), next, observed: self.observation.take() });
         let transfer = Transfer::of(block, next);
@@ -249,7 +249,7 @@ impl Recorder {
             return self.finish(TraceShape::Loop, EndReason::Cycle);
         }
         if let Some(backward) = self.backward {
-            return self.after_backward_branch(transfer, landing, backward);
+            return self.after_backward_branch(transfer, target, backward);
         }
         if self.dispatching && self.steps.last().is_some_and(guests::dispatches) {
             return self.finish(TraceShape::Linear, EndReason::Dispatch);
@@ -258,14 +258,14 @@ impl Recorder {
             Transfer::Call if recursion => {
                 return self.finish(TraceShape::Linear, EndReason::OtherHead);
             }
-            Transfer::Jump { .. } if landing == Landing::Dispatch => self.dispatching = true,
-            Transfer::Jump { .. } if landing == Landing::Short && self.may_pass(next) => {}
+            Transfer::Jump { .. } if target == TargetKind::Dispatch => self.dispatching = true,
+            Transfer::Jump { .. } if target == TargetKind::Short && self.may_pass(next) => {}
             Transfer::Jump { backward: true }
-                if landing == Landing::Ordinary && self.kind == HeadKind::Exit =>
+                if target == TargetKind::Ordinary && self.kind == HeadKind::Exit =>
             {
                 self.backward = Some((self.steps.len(), self.instructions));
             }
-            Transfer::Jump { backward } if backward || landing == Landing::Loop => {
+            Transfer::Jump { backward } if backward || target == TargetKind::Loop => {
                 return self.finish(TraceShape::Linear, EndReason::OtherHead);
             }
             _ => {}
@@ -282,27 +282,27 @@ impl Recorder {
         &mut self,
         block: &Rc<LiftedBlock>,
         next: u64,
-        landing: Landing,
+        target: TargetKind,
         heads: &mut DispatchHeads,
         around: &Surroundings<'_>,
     ) -> Recording {
         let arrives = Transfer::of(block, next) != Transfer::Call;
-        let dispatches = matches!(landing, Landing::Dispatch | Landing::LinearDispatch);
+        let dispatches = matches!(target, TargetKind::Dispatch | TargetKind::LinearDispatch);
         if self.search.is_none() && dispatches && arrives && heads.wants(next) {
             let has_loops = heads.has_loops(next);
             self.search =
                 Some(Search { head: next, passages: Vec::new(), dispatched: None, has_loops });
         }
-        let landing = match landing {
-            Landing::LinearDispatch => Landing::Ordinary,
-            landing => landing,
+        let target = match target {
+            TargetKind::LinearDispatch => TargetKind::Ordinary,
+            target => target,
         };
-        let recording = self.step(block, next, landing);
+        let recording = self.step(block, next, target);
         match (&recording, &self.search) {
             (Recording::Continue, Some(search)) if search.head == next && arrives => {
                 self.at_dispatch_head(heads, around)
             }
-            (Recording::Continue, Some(_)) => self.between_passages(landing, heads),
+            (Recording::Continue, Some(_)) => self.between_passages(target, heads),
             _ => recording,
         }
     }
@@ -363,7 +363,7 @@ impl Recorder {
     }
 
     /// The path is between two passages of the head: it ends if the search is hopeless.
-    fn between_passages(&mut self, landing: Landing, heads: &mut DispatchHeads) -> Recording {
+    fn between_passages(&mut self, target: TargetKind, heads: &mut DispatchHeads) -> Recording {
         let (Some(search), Some(step)) = (&mut self.search, self.steps.last()) else {
             return Recording::Continue;
         };
@@ -378,7 +378,7 @@ impl Recorder {
                 heads.set_greens(search.head, greens);
             }
         }
-        let into_loop = landing == Landing::Loop
+        let into_loop = target == TargetKind::Loop
             && matches!(Transfer::of(&step.block, step.next), Transfer::Jump { .. });
         if into_loop || self.instructions > SEARCH_LIMIT {
             return self.search_failed(heads);
@@ -426,13 +426,13 @@ impl Recorder {
     fn after_backward_branch(
         &mut self,
         transfer: Transfer,
-        landing: Landing,
+        target: TargetKind,
         (steps, instructions): (usize, usize),
     ) -> Recording {
         let near = self.instructions - instructions <= MOST_AFTER_BACKWARD;
-        match (transfer, landing) {
-            (Transfer::Jump { .. }, Landing::Loop) => {}
-            (Transfer::Jump { backward: false }, Landing::Ordinary) if near => {
+        match (transfer, target) {
+            (Transfer::Jump { .. }, TargetKind::Loop) => {}
+            (Transfer::Jump { backward: false }, TargetKind::Ordinary) if near => {
                 return Recording::Continue;
             }
             _ => self.steps.truncate(steps),

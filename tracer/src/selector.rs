@@ -28,7 +28,7 @@ use crate::guests::DispatchHeads;
 use crate::heads::{HeadTable, Heat};
 use crate::observe::Surroundings;
 use crate::policy::DefaultPolicy;
-use crate::recorder::{AbortReason, EndReason, HeadKind, Landing, Recorder, Recording};
+use crate::recorder::{AbortReason, EndReason, HeadKind, Recorder, Recording, TargetKind};
 use crate::short_loops::{Probe, Verdict};
 use crate::survival::Survival;
 use crate::worth::{self, Read};
@@ -65,7 +65,7 @@ pub struct NextBlock<'a> {
     /// Its address.
     pub pc: u64,
     /// Which kind of fragment starts there, as far as the recorder must know it.
-    pub landing: Landing,
+    pub target: TargetKind,
     /// Why the block cannot be part of a trace; `None` if it can.
     pub refused: Option<AbortReason>,
     /// Returns the block; it is lifted only if it is wanted.
@@ -136,7 +136,7 @@ impl TraceSelector {
     }
 
     /// Makes the path that is being recorded be compiled without being judged.
-    pub fn believe(&mut self) {
+    pub fn compile_unjudged(&mut self) {
         self.judges_path = false;
     }
 
@@ -228,7 +228,7 @@ impl TraceSelector {
         let stepped = active.recorder.step_through(
             &active.block,
             to.pc,
-            to.landing,
+            to.target,
             &mut self.dispatch,
             around,
         );

@@ -7,8 +7,8 @@ use dynasour_ir::opt::{OptOptions, optimise};
 use dynasour_ir::verify::assert_valid;
 use dynasour_ir::{Context, Op};
 use dynasour_tracer::{
-    DefaultPolicy, DispatchHeads, EndReason, HeadKind, Landing, Path, Recorder, Recording,
-    Surroundings, TraceShape, build,
+    DefaultPolicy, DispatchHeads, EndReason, HeadKind, Path, Recorder, Recording, Surroundings,
+    TargetKind, TraceShape, build,
 };
 use iced_x86::code_asm::*;
 use std::cell::RefCell;
@@ -94,8 +94,9 @@ impl Interpreter {
                 segments: [0; 2],
                 read: &read,
             };
-            let landing = if next == self.head { Landing::Dispatch } else { Landing::Ordinary };
-            match recorder.step_through(&block, next, landing, heads, &around) {
+            let target =
+                if next == self.head { TargetKind::Dispatch } else { TargetKind::Ordinary };
+            match recorder.step_through(&block, next, target, heads, &around) {
                 Recording::Continue => {}
                 Recording::Done(path, end) => return Ok((path, end)),
                 Recording::Aborted(reason) => return Err(format!("{reason:?}")),

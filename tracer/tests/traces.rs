@@ -7,7 +7,8 @@ use dynasour_ir::eval::{Leave, ModelMachine, NoHooks, State, run};
 use dynasour_ir::verify::assert_valid;
 use dynasour_ir::{Context, Effects, Fact, Inst, Operand, Version};
 use dynasour_tracer::{
-    DefaultPolicy, EndReason, HeadKind, Landing, Path, Recorder, Recording, Step, TraceShape, build,
+    DefaultPolicy, EndReason, HeadKind, Path, Recorder, Recording, Step, TargetKind, TraceShape,
+    build,
 };
 use iced_x86::code_asm::*;
 use std::collections::HashMap;
@@ -52,7 +53,7 @@ impl Program {
         mut state: State,
         mut machine: ModelMachine,
         stable: u16,
-        landings: &[(u64, Landing)],
+        kinds: &[(u64, TargetKind)],
     ) -> (Path, EndReason) {
         let policy = DefaultPolicy::default();
         let stable = dynasour_ir::Gpr::all()
@@ -68,11 +69,11 @@ impl Program {
             let recording = match leave {
                 Leave::Goto(next) => {
                     pc = next;
-                    let landing = landings
+                    let target = kinds
                         .iter()
                         .find(|(pc, _)| *pc == next)
-                        .map_or(Landing::Ordinary, |l| l.1);
-                    recorder.step(&block, next, landing)
+                        .map_or(TargetKind::Ordinary, |l| l.1);
+                    recorder.step(&block, next, target)
                 }
                 Leave::Syscall { .. } | Leave::Trap { .. } => recorder.runtime_instruction(&block),
                 other => panic!("unexpected {other:?}"),
@@ -349,8 +350,8 @@ fn calls_are_followed_into_functions_that_have_a_loop_of_their_own() {
         a.ret()
     });
     let function = CODE + 5 + 4 + 2 + 2;
-    let landings = [(function, Landing::Loop)];
-    let (path, end) = program.follow((CODE, HeadKind::Other), state(5), machine(), 0, &landings);
+    let kinds = [(function, TargetKind::Loop)];
+    let (path, end) = program.follow((CODE, HeadKind::Other), state(5), machine(), 0, &kinds);
     assert_eq!((path.shape, end, path.steps.len()), (TraceShape::Loop, EndReason::Cycle, 3));
 }
 
@@ -369,14 +370,14 @@ fn what_an_exit_leads_to_goes_back_to_the_loop_if_that_is_near() {
         a.jnz(body)
     });
     let exit = CODE + 4 + 2 + 4 + 2;
-    let mut follow = |kind, landings: &[(u64, Landing)]| {
-        let (path, end) = program.follow((exit, kind), state(5), machine(), 0, landings);
+    let mut follow = |kind, kinds: &[(u64, TargetKind)]| {
+        let (path, end) = program.follow((exit, kind), state(5), machine(), 0, kinds);
         assert_eq!((path.shape, end), (TraceShape::Linear, EndReason::OtherHead));
         path.steps.len()
     };
-    assert_eq!(follow(HeadKind::Exit, &[(CODE, Landing::Loop)]), 2, "home");
+    assert_eq!(follow(HeadKind::Exit, &[(CODE, TargetKind::Loop)]), 2, "home");
     assert_eq!(follow(HeadKind::Exit, &[]), 1, "there is no loop");
-    assert_eq!(follow(HeadKind::Other, &[(CODE, Landing::Loop)]), 1, "it begins at a head");
+    assert_eq!(follow(HeadKind::Other, &[(CODE, TargetKind::Loop)]), 1, "it begins at a head");
 }
 
 #[test]
@@ -392,13 +393,13 @@ fn a_trace_goes_through_a_dispatch_loop_up_to_its_indirect_jump() {
     let handler = CODE + 4 + 2;
     let mut start = state(5);
     start.gpr[0] = handler;
-    let landing = |kind| [(CODE, kind)];
+    let target = |kind| [(CODE, kind)];
     let (path, end) = program.follow(
         (handler, HeadKind::Other),
         start.clone(),
         machine(),
         0,
-        &landing(Landing::Loop),
+        &target(TargetKind::Loop),
     );
     assert_eq!((path.steps.len(), end), (1, EndReason::OtherHead));
     let (path, end) = program.follow(
@@ -406,7 +407,7 @@ fn a_trace_goes_through_a_dispatch_loop_up_to_its_indirect_jump() {
         start,
         machine(),
         0,
-        &landing(Landing::Dispatch),
+        &target(TargetKind::Dispatch),
     );
     assert_eq!((path.steps.len(), end, path.shape), (2, EndReason::Dispatch, TraceShape::Linear));
     assert!(path.jumps_indirectly());

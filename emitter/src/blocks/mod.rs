@@ -560,7 +560,8 @@ impl Blocks {
         self.at(host_rip)?;
         // SAFETY: the code that faulted is in the cache, so GS points to this thread's context.
         unsafe {
-            std::arch::asm!("mov gs:[{at}], {rip}", at = const offset::FAULT_RIP, rip = in(reg) host_rip)
+            std::arch::asm!("mov gs:[{at}], \
+                {rip}", at = const offset::FAULT_RIP, rip = in(reg) host_rip)
         };
         Some(self.stubs.fault_out)
     }

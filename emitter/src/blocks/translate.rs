@@ -12,7 +12,7 @@
 //! | `jmp` forward | nothing: the block goes on there; backward: an exit |
 //! | `call f` | push of the guest's return address, an exit |
 //! | the same with `[rip+d]`, a constant ([`Fetch::constant`]) | as `call f`; an exit |
-//! | `call [m]`, `jmp [m]`, `ret` | rcx saved; the target to rcx and `next_pc`; the push; a tail [^1] |
+//! | `call [m]`, `jmp [m]`, `ret` | rcx saved; target to rcx and `next_pc`; the push; a tail [^1] |
 //! | `call`, `ret` in programs with many calls | the same; returns find a landing [^2] |
 //! | `op [rip+d]` | the same with another displacement, or through a borrowed register |
 //! | `op gs:[m]` | through a borrowed register, too ([`super::gs_operands`]) |
@@ -202,8 +202,8 @@ impl Translator {
         }
     }
 
-    /// Translates the instructions from `pc` on, over forward jumps and behind calls. `compares` says
-    /// that the block compares its own bytes.
+    /// Translates the instructions from `pc` on, over forward jumps and behind calls. `compares`
+    /// says that the block compares its own bytes.
     fn follow(
         &mut self,
         pc: u64,

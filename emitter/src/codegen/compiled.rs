@@ -87,7 +87,7 @@ pub(crate) struct CompiledSite {
     pub record: Option<u32>,
     /// The IR instruction in the version as it was given: block and index; for an end, the number
     /// of instructions. None for instructions that were put before the version.
-    pub place: Option<(u32, u32)>,
+    pub position: Option<(u32, u32)>,
     /// Its cold code.
     pub cold: Option<At>,
 }
@@ -103,7 +103,7 @@ impl CompiledSite {
             after: anchor.after,
             progress: draft.progress,
             record: draft.record.map(|record| record as u32),
-            place: match draft.place {
+            position: match draft.position {
                 (0, inst) => inst.checked_sub(added).map(|inst| (0, inst)),
                 place => Some(place),
             },

@@ -22,7 +22,7 @@ use crate::codegen::instruction::{build, location, rebuild, restore, save, slot}
 use crate::codegen::loop_alignment;
 use crate::codegen::mach::{End, EndRsp, Kind, MFunc, MInst, Site};
 use crate::codegen::piece::Piece;
-use crate::record::Place;
+use crate::record::Location;
 use dynasour_guest::context::offset;
 use dynasour_guest::lift::class::sets_x87_pointer;
 use iced_x86::IcedError;
@@ -241,9 +241,9 @@ impl Emit<'_> {
     fn mov(&mut self, from: Allocation, to: Allocation) {
         self.last = None;
         match (location(from, self.first_slot), location(to, self.first_slot)) {
-            (Place::Reg(a), Place::Reg(b)) => self.code().mov(b, a),
-            (Place::Slot(s), Place::Reg(b)) => self.code().load(b, slot(s)),
-            (Place::Reg(a), Place::Slot(s)) => self.code().store(a, slot(s)),
+            (Location::Reg(a), Location::Reg(b)) => self.code().mov(b, a),
+            (Location::Slot(s), Location::Reg(b)) => self.code().load(b, slot(s)),
+            (Location::Reg(a), Location::Slot(s)) => self.code().store(a, slot(s)),
             // The allocator resolves slot-to-slot moves through a register.
             _ => {}
         }
@@ -279,7 +279,7 @@ impl Emit<'_> {
                 }
             }
             Kind::Const(c) => {
-                if let Place::Reg(r) = location(allocs[0], self.first_slot) {
+                if let Location::Reg(r) = location(allocs[0], self.first_slot) {
                     self.code().constant(r, *c);
                 }
             }
@@ -388,7 +388,8 @@ impl Emit<'_> {
     fn is_loop_head(&self, block: usize) -> bool {
         let jumps_here = |b: usize| {
             let last = self.f.block_insns(Block::new(b)).last();
-            matches!(self.f.insts[last.index()].kind, Kind::Jump(to) if self.f.block_of[to] == block)
+            let last = &self.f.insts[last.index()];
+            matches!(last.kind, Kind::Jump(to) if self.f.block_of[to] == block)
         };
         (block..self.f.hot_blocks).any(jumps_here)
     }
@@ -432,9 +433,9 @@ impl Emit<'_> {
             EndRsp::Plus(c) => self.code().lea(RSP, Mem::at(RSP).plus(c)),
             EndRsp::Const(c) => self.code().constant(RSP, c),
             EndRsp::Op(i) => match location(allocs[usize::from(i)], self.first_slot) {
-                Place::Slot(s) => self.code().load(RSP, slot(s)),
-                Place::Reg(r) => self.code().mov(RSP, r),
-                Place::Operand(_) | Place::Flags => return,
+                Location::Slot(s) => self.code().load(RSP, slot(s)),
+                Location::Reg(r) => self.code().mov(RSP, r),
+                Location::Operand(_) | Location::Flags => return,
             },
         }
         for (r, c) in &end.consts {

@@ -1,7 +1,7 @@
 //! Versions that begin in the state in which an exit leaves: the exit's record becomes the first
 //! instructions of a version.
 //!
-//! The leaves of the record become entry parameters, each with a [`Place`]: a host register, a
+//! The leaves of the record become entry parameters, each with a [`Location`]: a host register, a
 //! spill slot or the flags. Its nodes become instructions. Every guest location that the record
 //! names gets an SSA value.
 //!
@@ -15,7 +15,7 @@
 //!                                             (the side trace, with v0 for rax and v2 for rbx)
 //! ```
 
-use crate::record::{Node, Place, Record};
+use crate::record::{Location, Node, Record};
 use dynasour_ir::{
     Anchor, AnchorId, Block, DeferredStore, Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version,
 };
@@ -24,9 +24,9 @@ use smallvec::SmallVec;
 
 /// The state in which a fragment is entered: nothing set for canonical state.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct EntryPlaces {
-    /// For each parameter of the entry block: its place, or none if it is at home.
-    pub places: Vec<Option<Place>>,
+pub(crate) struct EntryLocations {
+    /// For each parameter of the entry block: its location, or none if it is at home.
+    pub locations: Vec<Option<Location>>,
     /// Registers that hold the exit's values, not the guest's: bit n is register n.
     pub occupied: u16,
     /// Spill slots below this one hold the exit's values.
@@ -38,10 +38,10 @@ pub(crate) struct EntryPlaces {
     pub added: u32,
 }
 
-impl EntryPlaces {
+impl EntryLocations {
     /// Is the fragment entered in canonical state?
     pub fn is_canonical(&self) -> bool {
-        self.places.is_empty()
+        self.locations.is_empty()
             && self.occupied == 0
             && self.first_slot == 0
             && self.saved.is_empty()
@@ -56,7 +56,7 @@ impl EntryPlaces {
 /// The guest registers whose values an exit leaves in spill slots.
 fn in_slots(record: &Record) -> impl Iterator<Item = (Loc, u16)> {
     record.locations.iter().filter_map(|(loc, n)| match (loc, &record.nodes[usize::from(*n)]) {
-        (Loc::Gpr(g), Node::Leaf(Place::Slot(s), Ty::I64)) if *g != Gpr::RSP => Some((*loc, *s)),
+        (Loc::Gpr(g), Node::Leaf(Location::Slot(s), Ty::I64)) if *g != Gpr::RSP => Some((*loc, *s)),
         _ => None,
     })
 }
@@ -65,7 +65,7 @@ fn in_slots(record: &Record) -> impl Iterator<Item = (Loc, u16)> {
 struct Prefix {
     version: Version,
     params: Vec<Value>,
-    places: Vec<Option<Place>>,
+    locations: Vec<Option<Location>>,
     insts: Vec<Inst>,
     by_place: FxHashMap<(u32, bool), Value>,
     nodes: Vec<Operand>,
@@ -77,7 +77,7 @@ impl Prefix {
         let mut p = Prefix {
             version,
             params: Vec::new(),
-            places: Vec::new(),
+            locations: Vec::new(),
             insts: Vec::new(),
             by_place: FxHashMap::default(),
             nodes: Vec::with_capacity(record.nodes.len()),
@@ -86,7 +86,7 @@ impl Prefix {
         for node in &record.nodes {
             let operand = match node {
                 Node::Const(c) => Operand::Const(*c),
-                Node::Leaf(place, ty) => p.leaf(*place, *ty),
+                Node::Leaf(location, ty) => p.leaf(*location, *ty),
                 Node::Op(op, ty, args) => {
                     let args: SmallVec<[Operand; 3]> =
                         args.iter().map(|a| p.nodes[usize::from(*a)]).collect();
@@ -108,13 +108,13 @@ impl Prefix {
         v.into()
     }
 
-    /// The value in a place: one parameter a place, narrower types by truncation.
-    fn leaf(&mut self, place: Place, ty: Ty) -> Operand {
-        let number = match place {
-            Place::Reg(r) => u32::from(r),
-            Place::Slot(s) => 1 << 16 | u32::from(s),
-            Place::Operand(n) => 2 << 16 | u32::from(n),
-            Place::Flags => 3 << 16,
+    /// The value in a location: one parameter a location, narrower types by truncation.
+    fn leaf(&mut self, location: Location, ty: Ty) -> Operand {
+        let number = match location {
+            Location::Reg(r) => u32::from(r),
+            Location::Slot(s) => 1 << 16 | u32::from(s),
+            Location::Operand(n) => 2 << 16 | u32::from(n),
+            Location::Flags => 3 << 16,
         };
         let flags = ty == Ty::Flags;
         let param = match self.by_place.get(&(number, flags)) {
@@ -123,7 +123,7 @@ impl Prefix {
                 let v = self.version.value(if flags { Ty::Flags } else { Ty::I64 });
                 self.by_place.insert((number, flags), v);
                 self.params.push(v);
-                self.places.push(Some(place));
+                self.locations.push(Some(location));
                 v
             }
         };
@@ -154,8 +154,13 @@ impl Prefix {
         Anchor { target: self.node(record.target), after: record.after, varmap, stores, via: None }
     }
 
-    /// Makes `params` and `places` the entry of the version.
-    fn finish(mut self, occupied: u16, first_slot: u32, body: Vec<Inst>) -> (Version, EntryPlaces) {
+    /// Makes `params` and `locations` the entry of the version.
+    fn finish(
+        mut self,
+        occupied: u16,
+        first_slot: u32,
+        body: Vec<Inst>,
+    ) -> (Version, EntryLocations) {
         let added = self.insts.len() as u32;
         self.insts.extend(body);
         self.version.entry_locs.resize(self.params.len(), Loc::Df);
@@ -167,7 +172,10 @@ impl Prefix {
             _ => None,
         });
         let saved = saved.collect();
-        (self.version, EntryPlaces { places: self.places, occupied, first_slot, saved, added })
+        (
+            self.version,
+            EntryLocations { locations: self.locations, occupied, first_slot, saved, added },
+        )
     }
 }
 
@@ -180,7 +188,7 @@ pub(crate) fn stub(
     only: Option<u64>,
     occupied: u16,
     first_slot: u32,
-) -> (Version, EntryPlaces) {
+) -> (Version, EntryLocations) {
     let mut p = Prefix::new(Version::new("stub", region), record, in_slots(record).collect());
     let mut anchor = p.anchor(record);
     if let Some(pc) = only {
@@ -202,7 +210,7 @@ pub(crate) fn side_trace(
     record: &Record,
     occupied: u16,
     first_slot: u32,
-) -> (Version, EntryPlaces) {
+) -> (Version, EntryLocations) {
     // A guest register that the body neither reads nor writes stays in its slot.
     let mut used = vec![false; body.types.len()];
     let mut names = body.clone();
@@ -264,7 +272,7 @@ pub(crate) fn side_trace(
     p.version.entry_locs = vec![Loc::Df; p.params.len()];
     for (param, loc) in at_home {
         p.params.push(param);
-        p.places.push(None);
+        p.locations.push(None);
         p.version.entry_locs.push(loc);
     }
     let rest = std::mem::take(&mut p.version.blocks[0].insts);

@@ -8,7 +8,7 @@ use crate::asm::{Asm, Assembler};
 use crate::codegen::encoded::Target;
 use crate::codegen::mach::{Addr, AddrReg, Opnd};
 use crate::codegen::x86::{Size, register};
-use crate::record::Place;
+use crate::record::Location;
 use dynasour_guest::context::offset;
 use iced_x86::{Code, IcedError, Instruction, MemoryOperand, OpKind, Register};
 use regalloc2::Allocation;
@@ -29,11 +29,11 @@ fn r64(r: u8) -> Register {
 }
 
 /// Where the allocator put something.
-pub fn location(a: Allocation, first_slot: u16) -> Place {
+pub fn location(a: Allocation, first_slot: u16) -> Location {
     match (a.as_reg(), a.as_stack()) {
-        (Some(r), _) => Place::Reg(r.hw_enc() as u8),
-        (_, Some(s)) => Place::Slot(first_slot + s.index() as u16),
-        _ => Place::Operand(0),
+        (Some(r), _) => Location::Reg(r.hw_enc() as u8),
+        (_, Some(s)) => Location::Slot(first_slot + s.index() as u16),
+        _ => Location::Operand(0),
     }
 }
 
@@ -52,7 +52,7 @@ fn memory(addr: &Addr, allocs: &[Allocation]) -> MemoryOperand {
         AddrReg::None => Register::None,
         AddrReg::Rsp => Register::RSP,
         AddrReg::Op(i) => match location(allocs[usize::from(i)], 0) {
-            Place::Reg(r) => r64(r),
+            Location::Reg(r) => r64(r),
             _ => Register::None,
         },
     };
@@ -103,15 +103,15 @@ pub fn build(
                 set_memory(&mut inst, &memory(addr, allocs));
             }
             Opnd::Op(i, size) => match location(allocs[usize::from(*i)], first_slot) {
-                Place::Slot(s) => {
+                Location::Slot(s) => {
                     inst.try_set_op_kind(n, OpKind::Memory)?;
                     set_memory(&mut inst, &slot_operand(s));
                 }
-                Place::Reg(r) => {
+                Location::Reg(r) => {
                     inst.try_set_op_kind(n, OpKind::Register)?;
                     inst.try_set_op_register(n, register(usize::from(r), *size))?;
                 }
-                Place::Operand(_) | Place::Flags => {}
+                Location::Operand(_) | Location::Flags => {}
             },
             Opnd::Imm(i) => {
                 let kind = immediate_kind(code, n);

@@ -222,7 +222,7 @@ pub struct SiteDraft {
     /// See [`crate::Exit::progress`].
     pub progress: bool,
     /// The IR instruction: block and index; for a trace's end, the number of instructions.
-    pub place: (u32, u32),
+    pub position: (u32, u32),
 }
 
 /// A block of the machine-level graph.

@@ -48,7 +48,7 @@ pub use registers::{Allocator, silence_allocator};
 
 use crate::codegen::encode::{Surroundings, encode};
 use crate::codegen::encoded::Homes;
-use crate::codegen::exit_entry::EntryPlaces;
+use crate::codegen::exit_entry::EntryLocations;
 use crate::codegen::exit_moves::Exits;
 use crate::codegen::instruction::location;
 use crate::codegen::lower::{LowerError, Selected, lower};
@@ -150,7 +150,7 @@ pub fn compile(
 ) -> Result<CompiledCode, CodegenError> {
     match &request.entry {
         Entry::Canonical => {
-            generate(version, &EntryPlaces::default(), false, &request.host, allocator)
+            generate(version, &EntryLocations::default(), false, &request.host, allocator)
         }
         Entry::FromExit(exit) => {
             let (version, places) =
@@ -179,7 +179,7 @@ pub(crate) fn compile_stub(
 /// Compiles for a state at entry; `live` says that the extended state is loaded then.
 pub(crate) fn generate(
     version: &Version,
-    entry: &EntryPlaces,
+    entry: &EntryLocations,
     live: bool,
     host: &Host,
     allocator: &mut Allocator,
@@ -233,7 +233,7 @@ pub(crate) fn generate(
 
 /// Where the guest's registers wait that the fragment borrows: saved at entry, and in their slots
 /// ever after.
-fn homes(borrowed: u16, entry: &EntryPlaces, extended: Option<u64>) -> Homes {
+fn homes(borrowed: u16, entry: &EntryLocations, extended: Option<u64>) -> Homes {
     let mut homes =
         Homes { extended, save: SmallVec::new(), restore: SmallVec::from_slice(&entry.saved) };
     for r in (0..16u8).filter(|r| borrowed & 1 << r != 0) {

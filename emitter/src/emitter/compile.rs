@@ -61,6 +61,16 @@ pub struct CompiledStub {
 }
 
 impl StubRequest {
+    /// The exit that the stub is for.
+    pub fn exit(&self) -> ExitId {
+        self.exit
+    }
+
+    /// Where the stub leads.
+    pub fn target(&self) -> StubTarget {
+        self.to
+    }
+
     /// Compiles the stub. Needs nothing of the emitter.
     ///
     /// # Errors

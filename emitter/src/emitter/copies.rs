@@ -11,7 +11,7 @@
 //! have been outside, [`Emitter::reclaim`] lets its memory be used again.
 
 use crate::blocks::{BlockId, Copied, CopyFigures, Count, CounterId, Doomed, HeadCounts, LinkId};
-use crate::emitter::{EmitError, Emitter, EntryPoint, Left};
+use crate::emitter::{EmitError, Emitter, EntryPoint, ExitReason};
 use crate::transfers::indirect::Via;
 use crate::transfers::stack_returns::Returns;
 use dynasour_guest::ThreadContext;
@@ -51,7 +51,7 @@ impl Emitter {
     ///
     /// # Safety
     /// As [`Emitter::enter`], and `entry` is what [`Emitter::copy`] said since the last flush.
-    pub unsafe fn enter_copy(&self, ctx: *mut ThreadContext, entry: u64) -> Left {
+    pub unsafe fn enter_copy(&self, ctx: *mut ThreadContext, entry: u64) -> ExitReason {
         // SAFETY: the caller's promise.
         unsafe { self.copy_entry_point(entry).run(ctx) }
     }

@@ -28,7 +28,7 @@ mod copies;
 mod counts;
 pub mod links;
 mod listing;
-mod place;
+mod placing;
 
 use crate::blocks::{self, Blocks, CounterId, LOADED, LinkId};
 use crate::cache::{Cache, writer};
@@ -106,7 +106,7 @@ pub struct Deopt {
 
 /// How a run of guest code ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Left {
+pub enum ExitReason {
     /// No guest code ran: the runtime wanted control.
     Aborted,
     /// Through this exit; call [`Emitter::deopt`].
@@ -143,7 +143,7 @@ impl EntryPoint {
     /// The fragment has not been flushed. `ctx` is this thread's context and its GS base points
     /// there ([`crate::stubs::set_gs`]). The fragment runs guest code, with all that it may do to
     /// this address space.
-    pub unsafe fn run(self, ctx: *mut ThreadContext) -> Left {
+    pub unsafe fn run(self, ctx: *mut ThreadContext) -> ExitReason {
         // SAFETY: the addresses are those of the stub and of a fragment of one emitter; the rest is
         // the caller's promise.
         let site = unsafe {
@@ -159,20 +159,20 @@ impl EntryPoint {
             site
         };
         if site == ABORTED {
-            return Left::Aborted;
+            return ExitReason::Aborted;
         }
         const LAST_MISSED: u32 = MISSED + Via::COUNT as u32 - 1;
         match site as u32 {
-            missed @ MISSED..=LAST_MISSED => {
-                Left::Indirect(Via::from_index((missed - MISSED) as usize).unwrap_or(Via::Memory))
-            }
-            blocks::FAULT => Left::Fault,
-            blocks::STALE => Left::Stale,
+            missed @ MISSED..=LAST_MISSED => ExitReason::Indirect(
+                Via::from_index((missed - MISSED) as usize).unwrap_or(Via::Memory),
+            ),
+            blocks::FAULT => ExitReason::Fault,
+            blocks::STALE => ExitReason::Stale,
             counter @ blocks::FIRST_COUNTER.. => {
-                Left::Hot(CounterId(counter - blocks::FIRST_COUNTER))
+                ExitReason::Hot(CounterId(counter - blocks::FIRST_COUNTER))
             }
-            link @ blocks::FIRST_LINK.. => Left::Block(LinkId(link - blocks::FIRST_LINK)),
-            exit => Left::Exit(ExitId(exit)),
+            link @ blocks::FIRST_LINK.. => ExitReason::Block(LinkId(link - blocks::FIRST_LINK)),
+            exit => ExitReason::Exit(ExitId(exit)),
         }
     }
 }
@@ -302,7 +302,7 @@ impl Emitter {
         &self,
         ctx: *mut ThreadContext,
         fragment: FragmentId,
-    ) -> Result<Left, EmitError> {
+    ) -> Result<ExitReason, EmitError> {
         let entry = self.entry_point(fragment)?;
         // SAFETY: the caller's promise; nothing is flushed while `self` is borrowed.
         Ok(unsafe { entry.run(ctx) })

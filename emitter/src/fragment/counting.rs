@@ -66,7 +66,7 @@ pub struct CountedSite {
     /// Its IR instruction in the version that was given to the emitter: block and index; for an
     /// end, the number of instructions. None if the emitter has added the instruction before the
     /// version, to perform a store that an exit had deferred.
-    pub place: Option<(u32, u32)>,
+    pub position: Option<(u32, u32)>,
     /// Where the host's jump or faulting instruction is; 0 if there is none.
     pub host: u64,
     /// Where its cold code starts; 0 if there is none.
@@ -102,7 +102,7 @@ impl Tally {
                 exit: ExitId(first_site + n),
                 kind: site.kind,
                 anchor: site.anchor,
-                place: site.place,
+                position: site.position,
                 host,
                 cold,
                 executed: run.word(What::Executed(n)),

@@ -4,7 +4,7 @@
 #![allow(dead_code, reason = "each test crate uses its part")]
 
 use dynasour_emitter::{
-    Config, Deopt, Emitter, EntryState, ExitId, FragmentId, Left, Returns, SiteKind, set_gs,
+    Config, Deopt, Emitter, EntryState, ExitId, ExitReason, FragmentId, Returns, SiteKind, set_gs,
 };
 use dynasour_guest::ThreadContext;
 use dynasour_ir::eval::State;
@@ -136,8 +136,8 @@ impl Bench {
             self.emitter.enter(&mut *self.ctx, fragment).unwrap()
         };
         let exit = match left {
-            Left::Exit(exit) => exit,
-            Left::Indirect(_) => self.indirect_end(fragment),
+            ExitReason::Exit(exit) => exit,
+            ExitReason::Indirect(_) => self.indirect_end(fragment),
             left => panic!("left by {left:?}"),
         };
         let deopt = self.emitter.deopt(exit, &mut self.ctx).unwrap();

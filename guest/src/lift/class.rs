@@ -386,26 +386,24 @@ fn is_base_native(mnemonic: M) -> bool {
 }
 
 fn is_native_feature(feature: F) -> bool {
-    matches!(feature, F::FPU | F::FPU287 | F::FPU387 | F::MMX | F::D3NOW | F::D3NOWEXT)
-        || matches!(feature, F::SSE | F::SSE2 | F::SSE3 | F::SSSE3 | F::SSE4_1 | F::SSE4_2 | F::SSE4A)
-        || matches!(feature, F::AVX | F::AVX2 | F::FMA | F::FMA4 | F::F16C | F::XOP | F::TBM)
-        || matches!(
-            feature,
-            F::AVX512F | F::AVX512VL | F::AVX512BW | F::AVX512DQ | F::AVX512CD | F::AVX512ER | F::AVX512PF
-        )
-        || matches!(feature, F::AVX512_4FMAPS | F::AVX512_4VNNIW | F::AVX512_BF16 | F::AVX512_BITALG | F::AVX512_IFMA)
-        || matches!(feature, F::AVX512_VBMI | F::AVX512_VBMI2 | F::AVX512_VNNI | F::AVX512_VP2INTERSECT)
-        || matches!(feature, F::AVX512_VPOPCNTDQ | F::AVX512_FP16 | F::AVX_VNNI | F::AVX_IFMA | F::AVX_NE_CONVERT)
-        || matches!(feature, F::AVX_VNNI_INT8 | F::AVX_VNNI_INT16 | F::SHA512 | F::SM3 | F::SM4)
-        || matches!(
-            feature,
-            F::AES | F::VAES | F::PCLMULQDQ | F::VPCLMULQDQ | F::GFNI | F::SHA | F::AESKLE | F::WIDE_KL
-        )
+    matches!(
+        feature,
+        F::FPU | F::FPU287 | F::FPU387 | F::MMX | F::D3NOW | F::D3NOWEXT | F::SSE | F::SSE2
+            | F::SSE3 | F::SSSE3 | F::SSE4_1 | F::SSE4_2 | F::SSE4A | F::AVX | F::AVX2 | F::FMA
+            | F::FMA4 | F::F16C | F::XOP | F::TBM | F::AVX512F | F::AVX512VL | F::AVX512BW
+            | F::AVX512DQ | F::AVX512CD | F::AVX512ER | F::AVX512PF | F::AVX512_4FMAPS
+            | F::AVX512_4VNNIW | F::AVX512_BF16 | F::AVX512_BITALG | F::AVX512_IFMA
+            | F::AVX512_VBMI | F::AVX512_VBMI2 | F::AVX512_VNNI | F::AVX512_VP2INTERSECT
+            | F::AVX512_VPOPCNTDQ | F::AVX512_FP16 | F::AVX_VNNI | F::AVX_IFMA
+            | F::AVX_NE_CONVERT | F::AVX_VNNI_INT8 | F::AVX_VNNI_INT16 | F::SHA512 | F::SM3
+            | F::SM4 | F::AES | F::VAES | F::PCLMULQDQ | F::VPCLMULQDQ | F::GFNI | F::SHA
+            | F::AESKLE | F::WIDE_KL | F::BMI1 | F::BMI2 | F::ADX | F::RDRAND | F::RDSEED
+            | F::RDPID | F::RDPRU | F::CLFSH | F::CLFLUSHOPT | F::CLWB | F::CLZERO | F::MOVDIRI
+            | F::MOVDIR64B | F::SERIALIZE | F::WAITPKG | F::MONITORX | F::PTWRITE | F::MCOMMIT
+            | F::CET_SS | F::RAO_INT | F::CMPCCXADD
+    )
         // These are harmless outside transactions, and the translator never lets one start.
         || matches!(feature, F::TSXLDTRK)
-        || matches!(feature, F::BMI1 | F::BMI2 | F::ADX | F::RDRAND | F::RDSEED | F::RDPID | F::RDPRU)
-        || matches!(feature, F::CLFSH | F::CLFLUSHOPT | F::CLWB | F::CLZERO | F::MOVDIRI | F::MOVDIR64B | F::SERIALIZE)
-        || matches!(feature, F::WAITPKG | F::MONITORX | F::PTWRITE | F::MCOMMIT | F::CET_SS | F::RAO_INT | F::CMPCCXADD)
 }
 
 /// Floating-point arithmetic on vector registers, told by the mnemonic's element suffix. Moves,

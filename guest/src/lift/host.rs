@@ -31,7 +31,8 @@ pub(super) fn andn_clears_parity() -> bool {
             // SAFETY: there is andn; only the named registers and the flags change. The result, 0,
             // has even parity.
             unsafe {
-                std::arch::asm!("andn {r}, {r}, {r}", "setp {p}", r = inout(reg) 0u64 => _, p = out(reg_byte) parity)
+                std::arch::asm!("andn {r}, {r}, {r}", "setp \
+                    {p}", r = inout(reg) 0u64 => _, p = out(reg_byte) parity)
             };
         }
         parity == 0
@@ -60,7 +61,8 @@ pub(super) fn loop_prefix_chooses_condition() -> bool {
         // SAFETY: only the named registers and the flags change. With ZF set and the count at 2,
         // `repne loope` jumps over the mov if it is a loope, and falls through if it is a loopne.
         unsafe {
-            std::arch::asm!("cmp {jumped}, {jumped}", ".byte 0xf2, 0xe1, 3f - 2f", "2:", "mov {jumped}, 0", "3:",
+            std::arch::asm!("cmp {jumped}, {jumped}", ".byte 0xf2, 0xe1, 3f - 2f", "2:",
+                "mov {jumped}, 0", "3:",
                 jumped = inout(reg) jumped, inout("rcx") 2u64 => _);
         }
         jumped == 0

@@ -204,8 +204,8 @@ fn may_keep_flags(mnemonic: M) -> bool {
         )
 }
 
-/// Does the instruction read arithmetic flags, or keep some of those that it does not write? Does it
-/// write any?
+/// Two answers. Does the instruction read arithmetic flags, or keep some of those that it does not
+/// write? Does it write any?
 fn arithmetic_flags(inst: &Instruction) -> (bool, bool) {
     let (mnemonic, modified) = (inst.mnemonic(), inst.rflags_modified());
     // rcl and rcr by the full width still write OF, though iced says that they write nothing.
@@ -228,6 +228,16 @@ fn memory_effects(info: &InstructionInfo, mnemonic: M) -> Effects {
         effects |= Effects::WRITE | Effects::UNKNOWN_EXTENT;
     }
     effects
+}
+
+/// The instruction without the registers of its memory operand's address.
+fn without_address(original: &Instruction) -> Instruction {
+    let mut bare = *original;
+    bare.set_memory_base(Register::None);
+    bare.set_memory_index(Register::None);
+    bare.set_memory_displ_size(if original.memory_base().is_gpr32() { 4 } else { 8 });
+    bare.set_code_size(CodeSize::Code64);
+    bare
 }
 
 impl Emit<'_, '_> {
@@ -254,14 +264,7 @@ impl Emit<'_, '_> {
         let implicit_memory = info.used_memory().len() > usize::from(explicit);
         let access = memory_operand.map_or(OpAccess::None, |i| info.op_access(i));
 
-        // Uses of the instruction without those of its explicit memory operand's address.
-        let mut bare = *original;
-        if explicit {
-            bare.set_memory_base(Register::None);
-            bare.set_memory_index(Register::None);
-            bare.set_memory_displ_size(if original.memory_base().is_gpr32() { 4 } else { 8 });
-            bare.set_code_size(CodeSize::Code64);
-        }
+        let bare = if explicit { without_address(original) } else { *original };
         let mut uses = Uses::of(factory.info(&bare));
         if may_keep_destination(mnemonic) {
             uses.gpr_read |= uses.gpr_written;

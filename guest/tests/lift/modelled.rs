@@ -94,7 +94,13 @@ impl Comparison {
                 let entry = self.failures.entry(sample.inst.mnemonic()).or_insert_with(|| {
                     let (inst, bytes, registers) = (sample.inst, sample.bytes(), state.registers);
                     let replay = format!("DYNASOUR_SEED={seed:#x} DYNASOUR_CASES=1");
-                    (0, format!("{inst} {bytes:x?}: {difference}\n    from {registers:x?}\n    replay: {replay}"))
+                    (
+                        0,
+                        format!(
+                            "{inst} {bytes:x?}: {difference}\n    from {registers:x?}\n    \
+                        replay: {replay}"
+                        ),
+                    )
                 });
                 entry.0 += 1;
             }

@@ -442,7 +442,8 @@ fn natives_do_what_they_declare() {
         if let Err(difference) = outcome {
             let entry = failures.entry(sample.inst.mnemonic()).or_insert_with(|| {
                 let report = format!(
-                    "{} {:x?}: {difference}\n    {:x?}\n    replay: DYNASOUR_SEED={case_seed:#x} DYNASOUR_CASES=1",
+                    "{} {:x?}: {difference}\n    {:x?}\n    replay: DYNASOUR_SEED={case_seed:#x} \
+                        DYNASOUR_CASES=1",
                     sample.inst,
                     sample.bytes(),
                     state.registers

@@ -229,7 +229,8 @@ fn passes_through<M: Comparable>(
     }
     Err(match search.closest {
         Some(nearest) => format!(
-            "base passes {:#x} {} times, never in this state; the nearest differs in: {nearest} (base then: {leave:?})",
+            "base passes {:#x} {} times, never in this state; the nearest differs in: {nearest} \
+                (base then: {leave:?})",
             to.0, search.visits
         ),
         None => format!("base never comes to {:#x} (base then: {leave:?})", to.0),

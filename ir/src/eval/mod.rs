@@ -27,7 +27,7 @@ pub mod program;
 pub use machine::{Fault, Machine, ModelMachine};
 
 use crate::op::Op;
-use crate::reach::Place;
+use crate::reach::Point;
 use crate::semantics::{self, ARITH_FLAGS};
 use crate::types::{AnchorId, BlockId, Gpr, Loc, Operand, Value};
 use crate::version::{Anchor, Effects, GuestTerm, Inst, Mem, Term, Trap, Version, Via};
@@ -104,7 +104,7 @@ pub enum Leave {
         /// Why.
         reason: Reason,
         /// Where it was taken.
-        place: Place,
+        point: Point,
         /// The guest pc to continue at.
         pc: u64,
     },
@@ -146,14 +146,14 @@ pub enum Leave {
 impl fmt::Display for Leave {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Leave::Anchor { anchor, reason, place, pc } => {
+            Leave::Anchor { anchor, reason, point, pc } => {
                 let why = match reason {
                     Reason::End => "its end".to_string(),
                     Reason::Assume => "a failed assumption".to_string(),
                     Reason::Fault(fault) => fault.to_string(),
                     Reason::Forced => "force".to_string(),
                 };
-                write!(f, "through {anchor} at {place} to {pc:#x} ({why})")
+                write!(f, "through {anchor} at {point} to {pc:#x} ({why})")
             }
             Leave::Goto(pc) => write!(f, "to {pc:#x}"),
             Leave::Syscall { next } => write!(f, "system call before {next:#x}"),
@@ -181,10 +181,10 @@ pub enum EvalError {
         fault: Fault,
     },
     /// The version does not verify.
-    #[error("{place}: {what}")]
+    #[error("{point}: {what}")]
     Malformed {
         /// Where.
-        place: Place,
+        point: Point,
         /// What is wrong.
         what: &'static str,
     },
@@ -198,12 +198,12 @@ pub trait Hooks<M: Machine> {
     }
 
     /// Called before each opportunity; `true` takes the anchor.
-    fn force(&mut self, _anchor: AnchorId, _place: Place) -> bool {
+    fn force(&mut self, _anchor: AnchorId, _point: Point) -> bool {
         false
     }
 
     /// Called before each `print` and `read`.
-    fn event(&mut self, _place: Place) {}
+    fn event(&mut self, _point: Point) {}
 
     /// Called when the anchor taken has a label in another version, with the values of that
     /// version. A caller that continues there ([`resume`]) returns the number of deferred stores,
@@ -229,7 +229,7 @@ pub struct ForceNth {
 }
 
 impl<M: Machine> Hooks<M> for ForceNth {
-    fn force(&mut self, _anchor: AnchorId, _place: Place) -> bool {
+    fn force(&mut self, _anchor: AnchorId, _point: Point) -> bool {
         let force = self.nth == Some(self.seen);
         self.seen += 1;
         force
@@ -247,42 +247,42 @@ pub fn run<M: Machine, H: Hooks<M>>(
 ) -> Result<Leave, EvalError> {
     let values = vec![0; version.types.len()];
     let mut frame = Frame { version, values, pc: version.region, state, machine, hooks };
-    let start = Place { block: BlockId(0), inst: 0 };
+    let start = Point { block: BlockId(0), inst: 0 };
     let entry = version
         .blocks
         .first()
-        .ok_or(EvalError::Malformed { place: start, what: "no entry block" })?;
+        .ok_or(EvalError::Malformed { point: start, what: "no entry block" })?;
     for (loc, v) in version.entry_locs.iter().zip(&entry.params) {
         let value = frame
             .state
             .get(*loc)
-            .ok_or(EvalError::Malformed { place: start, what: "entry location" })?;
+            .ok_or(EvalError::Malformed { point: start, what: "entry location" })?;
         frame.values[v.index()] = value;
     }
     frame.run(start, budget)
 }
 
-/// Continues in `version` at a place, given its live values there. This is what taking a label does
+/// Continues in `version` at a point, given its live values there. This is what taking a label does
 /// ([`Hooks::label`]).
 pub fn resume<M: Machine, H: Hooks<M>>(
     version: &Version,
-    place: Place,
+    point: Point,
     live: &[(Value, u64)],
     state: &mut State,
     machine: &mut M,
     hooks: &mut H,
     budget: &mut u64,
 ) -> Result<Leave, EvalError> {
-    let missing = |what| EvalError::Malformed { place, what };
-    let body = version.blocks.get(place.block.index()).ok_or(missing("no such block"))?;
-    if place.inst > body.insts.len() {
+    let missing = |what| EvalError::Malformed { point, what };
+    let body = version.blocks.get(point.block.index()).ok_or(missing("no such block"))?;
+    if point.inst > body.insts.len() {
         return Err(missing("no such instruction"));
     }
     let mut values = vec![0; version.types.len()];
     for (v, value) in live {
         *values.get_mut(v.index()).ok_or(missing("no such value"))? = *value;
     }
-    Frame { version, values, pc: version.region, state, machine, hooks }.run(place, budget)
+    Frame { version, values, pc: version.region, state, machine, hooks }.run(point, budget)
 }
 
 /// One evaluation in progress.
@@ -313,9 +313,9 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
             .wrapping_add(mem.disp as u64)
     }
 
-    fn run(mut self, start: Place, budget: &mut u64) -> Result<Leave, EvalError> {
+    fn run(mut self, start: Point, budget: &mut u64) -> Result<Leave, EvalError> {
         let version = self.version;
-        let Place { mut block, inst: mut first } = start;
+        let Point { mut block, inst: mut first } = start;
         loop {
             let body = &version.blocks[block.index()];
             for (i, inst) in body.insts.iter().enumerate().skip(std::mem::take(&mut first)) {
@@ -323,7 +323,7 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
                     return Ok(Leave::Budget);
                 }
                 *budget -= 1;
-                if let Some(leave) = self.step(inst, Place { block, inst: i })? {
+                if let Some(leave) = self.step(inst, Point { block, inst: i })? {
                     return Ok(leave);
                 }
             }
@@ -331,14 +331,14 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
                 return Ok(Leave::Budget);
             }
             *budget -= 1;
-            let place = Place { block, inst: body.insts.len() };
+            let point = Point { block, inst: body.insts.len() };
             let (to, args) = match &body.term {
                 Term::Jump { to, args } => (*to, args),
                 Term::Branch { cond, then, otherwise } => {
                     let edge = if self.operand(*cond) != 0 { then } else { otherwise };
                     (edge.to, &edge.args)
                 }
-                Term::Exit(anchor) => return self.take(*anchor, Reason::End, place),
+                Term::Exit(anchor) => return self.take(*anchor, Reason::End, point),
                 Term::Guest(term) => return Ok(self.guest(term)),
             };
             let incoming: SmallVec<[u64; 20]> = args.iter().map(|a| self.operand(*a)).collect();
@@ -364,23 +364,23 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
     }
 
     /// Executes one instruction. The result is how it left the version, if it did.
-    fn step(&mut self, inst: &Inst, place: Place) -> Result<Option<Leave>, EvalError> {
+    fn step(&mut self, inst: &Inst, point: Point) -> Result<Option<Leave>, EvalError> {
         if let Some(anchor) = inst.anchor
-            && self.hooks.force(anchor, place)
+            && self.hooks.force(anchor, point)
         {
-            return self.take(anchor, Reason::Forced, place).map(Some);
+            return self.take(anchor, Reason::Forced, point).map(Some);
         }
         let args: SmallVec<[u64; 6]> = inst.args.iter().map(|a| self.operand(*a)).collect();
         match inst.op {
             Op::Load | Op::Store => {
                 let mem =
-                    inst.mem.as_ref().ok_or(EvalError::Malformed { place, what: "no address" })?;
+                    inst.mem.as_ref().ok_or(EvalError::Malformed { point, what: "no address" })?;
                 let address = self.address(mem, inst.args[0], inst.args[1]);
                 let size = inst.ty.bytes();
                 if inst.op == Op::Store
                     && self.version.context.broken_by_write(address, size).is_some()
                 {
-                    return self.fault(inst, Fault::Watched(address), place).map(Some);
+                    return self.fault(inst, Fault::Watched(address), point).map(Some);
                 }
                 let done = if inst.op == Op::Store {
                     self.machine.store(address, size, args[2])
@@ -391,7 +391,7 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
                 };
                 match done {
                     Ok(()) => Ok(None),
-                    Err(fault) => self.fault(inst, fault, place).map(Some),
+                    Err(fault) => self.fault(inst, fault, point).map(Some),
                 }
             }
             Op::Get(loc) => {
@@ -416,21 +416,21 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
             Op::Assume if args[0] == 0 => {
                 let anchor = inst
                     .anchor
-                    .ok_or(EvalError::Malformed { place, what: "assume without anchor" })?;
-                self.take(anchor, Reason::Assume, place).map(Some)
+                    .ok_or(EvalError::Malformed { point, what: "assume without anchor" })?;
+                self.take(anchor, Reason::Assume, point).map(Some)
             }
             Op::Assume | Op::Poll => Ok(None),
             Op::Print => {
-                self.hooks.event(place);
+                self.hooks.event(point);
                 self.machine.print(args[0]);
                 Ok(None)
             }
             Op::Read => {
-                self.hooks.event(place);
+                self.hooks.event(point);
                 self.values[inst.defs[0].index()] = self.machine.read();
                 Ok(None)
             }
-            Op::Native => self.native(inst, &args, place),
+            Op::Native => self.native(inst, &args, point),
             pure => {
                 self.values[inst.defs[0].index()] = semantics::eval(pure, inst.ty, &args);
                 Ok(None)
@@ -442,11 +442,11 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
         &mut self,
         inst: &Inst,
         args: &[u64],
-        place: Place,
+        point: Point,
     ) -> Result<Option<Leave>, EvalError> {
         let native = inst.native.and_then(|n| self.version.natives.get(n.index()));
         let native =
-            native.ok_or(EvalError::Malformed { place, what: "native without its instruction" })?;
+            native.ok_or(EvalError::Malformed { point, what: "native without its instruction" })?;
         let (address, inputs) = match &inst.mem {
             Some(mem) => (Some(self.address(mem, inst.args[0], inst.args[1])), &args[2..]),
             None => (None, args),
@@ -456,14 +456,14 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
         if let Some((address, size)) = written
             && self.version.context.broken_by_write(address, size).is_some()
         {
-            return self.fault(inst, Fault::Watched(address), place).map(Some);
+            return self.fault(inst, Fault::Watched(address), point).map(Some);
         }
         // The extent of the write is unknown, so it may hit the address that the context assumes
         // not to be written.
         if native.effects.contains(Effects::WRITE | Effects::UNKNOWN_EXTENT)
             && let Some(address) = self.version.context.watched()
         {
-            return self.fault(inst, Fault::Watched(address), place).map(Some);
+            return self.fault(inst, Fault::Watched(address), point).map(Some);
         }
         let mut outputs: SmallVec<[u64; 4]> = SmallVec::from_elem(0, inst.defs.len());
         match self.machine.native(native, address, inputs, &mut outputs) {
@@ -474,19 +474,19 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
                 }
                 Ok(None)
             }
-            Err(fault) => self.fault(inst, fault, place).map(Some),
+            Err(fault) => self.fault(inst, fault, point).map(Some),
         }
     }
 
-    fn fault(&mut self, inst: &Inst, fault: Fault, place: Place) -> Result<Leave, EvalError> {
+    fn fault(&mut self, inst: &Inst, fault: Fault, point: Point) -> Result<Leave, EvalError> {
         match inst.anchor {
-            Some(anchor) => self.take(anchor, Reason::Fault(fault), place),
+            Some(anchor) => self.take(anchor, Reason::Fault(fault), point),
             None => Ok(Leave::Fault { pc: self.pc, fault }),
         }
     }
 
     /// Leaves through an anchor. All operands are read before the state is written.
-    fn take(&mut self, id: AnchorId, reason: Reason, place: Place) -> Result<Leave, EvalError> {
+    fn take(&mut self, id: AnchorId, reason: Reason, point: Point) -> Result<Leave, EvalError> {
         let anchor: &Anchor = &self.version.anchors[id.index()];
         let pc = self.operand(anchor.target);
         let mut waiting = None;
@@ -506,6 +506,6 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
             let value = self.operand(*operand);
             self.state.set(*loc, value);
         }
-        Ok(Leave::Anchor { anchor: id, reason, place, pc })
+        Ok(Leave::Anchor { anchor: id, reason, point, pc })
     }
 }

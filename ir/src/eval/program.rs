@@ -22,7 +22,7 @@
 use super::check::{Code, Comparable, context_holds};
 use super::{EvalError, Hooks, Leave, Machine, Reason, State, resume, run};
 use crate::op::Op;
-use crate::reach::{Cfg, Place, Reach};
+use crate::reach::{Cfg, Point, Reach};
 use crate::region::Region;
 use crate::types::{AnchorId, Operand, Value};
 use crate::version::{Version, Via};
@@ -150,7 +150,7 @@ pub struct EventSpot {
     /// Name of the version.
     pub version: String,
     /// The `print` or `read`.
-    pub place: Place,
+    pub point: Point,
 }
 
 /// A run and its end.
@@ -158,7 +158,7 @@ pub struct EventSpot {
 pub struct Outcome<M> {
     /// The last [`MAX_VISITS`] versions that control passed through.
     pub visits: Vec<Visit>,
-    /// The place of each event, in order.
+    /// The point of each event, in order.
     pub events: Vec<EventSpot>,
     /// The opportunities seen.
     pub opportunities: u64,
@@ -199,7 +199,7 @@ pub enum ProgramError {
     },
 }
 
-/// A place in another version, and the values to continue with.
+/// A point in another version, and the values to continue with.
 struct Label {
     version: String,
     anchor: AnchorId,
@@ -217,15 +217,15 @@ struct Watch<'r> {
 }
 
 impl<M: Machine> Hooks<M> for Watch<'_> {
-    fn force(&mut self, _anchor: AnchorId, _place: Place) -> bool {
+    fn force(&mut self, _anchor: AnchorId, _point: Point) -> bool {
         let force = self.force == Some(self.seen);
         self.seen += 1;
         force
     }
 
-    fn event(&mut self, place: Place) {
+    fn event(&mut self, point: Point) {
         let (region, version) = self.at.clone();
-        self.events.push(EventSpot { region, version, place });
+        self.events.push(EventSpot { region, version, point });
     }
 
     fn label(&mut self, via: &Via, values: &[(Value, u64)]) -> Option<usize> {
@@ -274,7 +274,7 @@ pub fn run_program<M: Machine>(
             let found = region
                 .and_then(|r| r.version(&label.version))
                 .and_then(|v| Some((v, position(v, label.anchor)?)));
-            let Some((target, place)) = found else {
+            let Some((target, point)) = found else {
                 return Err(ProgramError::Label {
                     region: pc,
                     version: label.version,
@@ -285,7 +285,7 @@ pub fn run_program<M: Machine>(
             watch.at.1.clone_from(&version.name);
             result = resume(
                 version,
-                place,
+                point,
                 &label.values,
                 &mut state,
                 &mut machine,
@@ -326,7 +326,7 @@ fn choose<'r, M: Machine>(
     }
 }
 
-fn position(version: &Version, anchor: AnchorId) -> Option<Place> {
+fn position(version: &Version, anchor: AnchorId) -> Option<Point> {
     Reach::new(version, &Cfg::new(version)).positions.get(anchor.index()).copied().flatten()
 }
 

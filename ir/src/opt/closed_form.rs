@@ -17,7 +17,7 @@
 //! ```
 
 use crate::live::Live;
-use crate::reach::{Cfg, Place};
+use crate::reach::{Cfg, Point};
 use crate::types::{AnchorId, BlockId, Operand, Value};
 use crate::version::rename;
 use crate::version::{Block, Term, Version};
@@ -31,7 +31,7 @@ pub(super) fn close(version: &mut Version) -> Vec<Vec<Value>> {
         let blocks = (0..version.blocks.len()).map(|b| BlockId(b as u32));
         let needed = |block: BlockId| {
             let own = &version.blocks[block.index()].params;
-            let live = live.at(Place { block, inst: 0 });
+            let live = live.at(Point { block, inst: 0 });
             live.into_iter().filter(|v| !own.contains(v)).collect()
         };
         // The entry needs no parameters for values of other blocks, and neither does an unreachable

@@ -11,7 +11,7 @@
 //!
 //! Side conditions:
 //! * An operand of an instruction is replaced if it is known *just before* that instruction.
-//! * An operand of an anchor is replaced if it is known at the anchor's *position*, the place that
+//! * An operand of an anchor is replaced if it is known at the anchor's *position*, the point that
 //!   all its uses share. A guard between the position and a use does not count, because the anchor
 //!   may be taken in a state that has not passed the guard (Fig. 6 of sourir: a varmap that says 42
 //!   because the *next* assume checks it is wrong).
@@ -22,7 +22,7 @@
 
 use super::OptOptions;
 use super::facts::{Env, Facts};
-use crate::reach::{Cfg, Place, Reach};
+use crate::reach::{Cfg, Point, Reach};
 use crate::side_conditions::{SideCondition, holds};
 use crate::types::{AnchorId, Operand};
 use crate::version::Version;
@@ -43,8 +43,8 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let mut anchors_at: Vec<Vec<(usize, AnchorId)>> = vec![Vec::new(); version.blocks.len()];
     for (i, position) in reach.positions.iter().enumerate() {
         let last = || reach.uses[i].iter().max().copied();
-        let place = if holds(SideCondition::ConstantsPosition, false) { last() } else { *position };
-        if let Some(Place { block, inst }) = place {
+        let point = if holds(SideCondition::ConstantsPosition, false) { last() } else { *position };
+        if let Some(Point { block, inst }) = point {
             anchors_at[block.index()].push((inst, AnchorId(i as u32)));
         }
     }
@@ -52,14 +52,14 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let mut changes = 0;
     for block in &cfg.order {
         let mut anchors = anchors_at[block.index()].iter().peekable();
-        facts.walk(*block, |place, env| {
+        facts.walk(*block, |point, env| {
             let mut replace = |o: &mut Operand| changes += usize::from(constant(&facts, env, o));
             let body = &mut after.blocks[block.index()];
-            match body.insts.get_mut(place.inst) {
+            match body.insts.get_mut(point.inst) {
                 Some(inst) => inst.args.iter_mut().for_each(&mut replace),
                 None => Version::for_each_term_operand(&mut body.term, &mut replace),
             }
-            while let Some((_, anchor)) = anchors.next_if(|(inst, _)| *inst == place.inst) {
+            while let Some((_, anchor)) = anchors.next_if(|(inst, _)| *inst == point.inst) {
                 Version::for_each_anchor_operand(&mut after.anchors[anchor.index()], &mut replace);
             }
         });

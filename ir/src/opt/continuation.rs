@@ -52,7 +52,7 @@ pub enum ContinuationError {
     #[error("{0} is optimised: only a fresh version can be entered in the middle")]
     Optimised(String),
     /// The anchor's target is not a constant.
-    #[error("{0} leads to no fixed place")]
+    #[error("{0} leads to no fixed point")]
     NoRegion(AnchorId),
     /// The anchor defers stores.
     #[error("{0} defers stores")]
@@ -83,8 +83,8 @@ pub(super) fn continue_under(
         return Err(ContinuationError::Optimised(version.name.clone()));
     }
     let cfg = Cfg::new(version);
-    let place = Reach::new(version, &cfg).positions.get(anchor.index()).copied().flatten();
-    let place = place.ok_or(ContinuationError::NoAnchor(anchor))?;
+    let point = Reach::new(version, &cfg).positions.get(anchor.index()).copied().flatten();
+    let point = point.ok_or(ContinuationError::NoAnchor(anchor))?;
     let at = &version.anchors[anchor.index()];
     let Operand::Const(region) = at.target else { return Err(ContinuationError::NoRegion(anchor)) };
     if !at.stores.is_empty() {
@@ -97,8 +97,8 @@ pub(super) fn continue_under(
     // The position becomes the start of a block of its own. In closed form this block takes the
     // values that are live there as parameters.
     let middle = BlockId(made.blocks.len() as u32);
-    let before = &mut made.blocks[place.block.index()];
-    let insts = before.insts.split_off(place.inst);
+    let before = &mut made.blocks[point.block.index()];
+    let insts = before.insts.split_off(point.inst);
     let term = std::mem::replace(&mut before.term, Term::Jump { to: middle, args: Vec::new() });
     made.blocks.push(Block { params: Vec::new(), insts, term });
     let needed = close(&mut made);
@@ -175,7 +175,7 @@ impl<'a> EntryBuilder<'a> {
             return Ok(*known);
         }
         let inst = match self.defs[v.index()] {
-            Some(Def::Inst(place)) => &self.old.blocks[place.block.index()].insts[place.inst],
+            Some(Def::Inst(point)) => &self.old.blocks[point.block.index()].insts[point.inst],
             Some(Def::Param(..)) | None => return Err(ContinuationError::NotInState(v)),
         };
         if !inst.op.is_pure() {

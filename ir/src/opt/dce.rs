@@ -86,8 +86,8 @@ fn remove_dead(version: &mut Version) -> usize {
         }
         match defs[v.index()] {
             None => {}
-            Some(Def::Inst(place)) => {
-                mark_inst(version, &mut work, place.block.index(), place.inst)
+            Some(Def::Inst(point)) => {
+                mark_inst(version, &mut work, point.block.index(), point.inst)
             }
             Some(Def::Param(block, i)) => {
                 let edges = version.blocks.iter().flat_map(|from| from.term.edges());

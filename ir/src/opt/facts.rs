@@ -1,17 +1,17 @@
-//! A data-flow analysis of constants, ranges and bits: for every place of a version, what is known
+//! A data-flow analysis of constants, ranges and bits: for every point of a version, what is known
 //! of every value there (sourir 4.1, 6.1).
 //!
 //! Speculative constant propagation is constant propagation in which an `assume` contributes facts.
 //! The analysis is forward, over any control flow, and optimistic (Wegman and Zadeck, conditional
 //! constants): a block counts as unreachable until an edge that may be taken leads to it. The state
-//! at a place ([`Env`]) maps each value that has been computed to a [`Known`]. Where paths meet the
+//! at a point ([`Env`]) maps each value that has been computed to a [`Known`]. Where paths meet the
 //! sets are joined. In a loop whose ranges keep growing they are widened.
 //!
 //! `assume p` and the edges of `branch p` refine the state: `p` is 1 (or 0). What this implies for
 //! the operands of a comparison, a masked bit, an extension or an added constant is carried to
 //! them. What it implies for values computed earlier is found on demand, by evaluating their
 //! definitions again. Their operands are still those of the definition, because a definition
-//! dominates every place where it is available.
+//! dominates every point where it is available.
 //!
 //! [`Facts`] borrows the version and owns one state for each block; passes `constants` and
 //! `redundant` build it for one run. No lock.
@@ -24,7 +24,7 @@ use super::bounds::Bounds;
 use super::known::Known;
 use crate::defs::{Defs, Expr};
 use crate::op::{ArgTy, Cond, FlagOp, Op};
-use crate::reach::{Cfg, Place};
+use crate::reach::{Cfg, Point};
 use crate::side_conditions::{SideCondition, holds};
 use crate::types::{BlockId, Operand, Ty, Value};
 use crate::version::{Fact, Inst, Term, Version};
@@ -37,7 +37,7 @@ const MAX_DEPTH: u32 = 4;
 /// ranges and costs time). Bits need no widening: they can be lost only 64 times.
 const PATIENCE: u32 = 6;
 
-/// The state at a place; `None` for a value that is not computed on every way there.
+/// The state at a point; `None` for a value that is not computed on every way there.
 pub(super) type Env = Vec<Option<Known>>;
 
 /// The analysis of a version.
@@ -57,18 +57,18 @@ impl<'v> Facts<'v> {
         facts
     }
 
-    /// Calls `f` with each place of a reachable block, terminator included, and with the state
+    /// Calls `f` with each point of a reachable block, terminator included, and with the state
     /// there.
-    pub(super) fn walk(&self, block: BlockId, mut f: impl FnMut(Place, &Env)) {
+    pub(super) fn walk(&self, block: BlockId, mut f: impl FnMut(Point, &Env)) {
         let Some(mut env) = self.at_start[block.index()].clone() else { return };
         let body = &self.version.blocks[block.index()];
         for (i, inst) in body.insts.iter().enumerate() {
-            f(Place { block, inst: i }, &env);
+            f(Point { block, inst: i }, &env);
             if !self.apply(&mut env, inst) {
                 return;
             }
         }
-        f(Place { block, inst: body.insts.len() }, &env);
+        f(Point { block, inst: body.insts.len() }, &env);
     }
 
     /// What is known of an operand of type `ty` in `env`.

@@ -3,7 +3,7 @@
 //!
 //! An assume itself cannot move up, because it falls back to a state further down. Its *predicate*
 //! can. The pass adds an assume of it before the loop, on an anchor that reaches the end of the
-//! loop's preheader; transparency allows an assume at any such place. Then the loop's own assume is
+//! loop's preheader; transparency allows an assume at any such point. Then the loop's own assume is
 //! redundant and is removed.
 //!
 //! ```text
@@ -110,10 +110,10 @@ fn steady_slice(
         if is_steady(varying, o) {
             continue;
         }
-        let Some(Def::Inst(place)) = o.as_value().and_then(|v| defs[v.index()]) else {
+        let Some(Def::Inst(point)) = o.as_value().and_then(|v| defs[v.index()]) else {
             return None;
         };
-        let inst = &version.blocks[place.block.index()].insts[place.inst];
+        let inst = &version.blocks[point.block.index()].insts[point.inst];
         if !inst.op.is_pure() || slice.len() == MAX_OPERATIONS {
             return None;
         }

@@ -1,7 +1,7 @@
-//! Injects assumptions (sourir 3.4) at any place that an anchor reaches (4.4, unrestricted
+//! Injects assumptions (sourir 3.4) at any point that an anchor reaches (4.4, unrestricted
 //! deoptimisation).
 //!
-//! An assumption may stand at every place that some anchor reaches. Nothing outside SSA has
+//! An assumption may stand at every point that some anchor reaches. Nothing outside SSA has
 //! happened since the anchor's position, so going back to the position loses nothing. By
 //! transparency taking the anchor is right whether or not the predicate holds. The varmap is a
 //! snapshot of the state at the position, because SSA values do not change.
@@ -14,35 +14,35 @@
 //! b2: assume eq.i64 v1, 1 else a0                    injected here: checked on this path only
 //! ```
 //!
-//! If no anchor reaches the place, [`anchor_for`] makes one in two cases. (1) At the end of a block
+//! If no anchor reaches the point, [`anchor_for`] makes one in two cases. (1) At the end of a block
 //! that jumps, the state is that at the start of the next block. An anchor there, with arguments in
 //! place of parameters, is an anchor here; so there always is one before a loop that begins with
-//! its poll. (2) If nothing has happened since the version's entry, the entry is the place to go
+//! its poll. (2) If nothing has happened since the version's entry, the entry is the point to go
 //! back to: every location that anchors name has the value of its entry parameter.
 //!
 //! `hoist`, `licm`, `slots` and [`super::speculation`] call this module on a version that they own;
 //! no data, no lock.
 
 use crate::op::Op;
-use crate::reach::{Cfg, Place, Reach, ends_reach};
+use crate::reach::{Cfg, Point, Reach, ends_reach};
 use crate::side_conditions::{SideCondition, holds};
 use crate::types::{AnchorId, BlockId, Loc, Operand, Ty};
 use crate::version::{Anchor, Inst, Term, Version};
 
-/// Finds an anchor that reaches `place`; of several the one whose position comes last, because
+/// Finds an anchor that reaches `point`; of several the one whose position comes last, because
 /// falling back to it repeats least. If there is none it makes an anchor for the start of the block
-/// to which `place` jumps, or for the entry if nothing has happened since.
-pub fn anchor_for(version: &mut Version, cfg: &Cfg, place: Place) -> Option<AnchorId> {
-    if !cfg.is_reachable(place.block) {
+/// to which `point` jumps, or for the entry if nothing has happened since.
+pub fn anchor_for(version: &mut Version, cfg: &Cfg, point: Point) -> Option<AnchorId> {
+    if !cfg.is_reachable(point.block) {
         return None;
     }
     let reach = Reach::new(version, cfg);
     let position = |a: AnchorId| reach.positions[a.index()];
     let later = |a: AnchorId, b: AnchorId| match (position(a), position(b)) {
-        (Some(x), Some(y)) if cfg.place_dominates(x, y) => b,
+        (Some(x), Some(y)) if cfg.point_dominates(x, y) => b,
         _ => a,
     };
-    let reaches = reach.anchors_at(place);
+    let reaches = reach.anchors_at(point);
     let used = (0..version.anchors.len() as u32)
         .map(AnchorId)
         .filter(|a| reach.positions[a.index()].is_some());
@@ -50,7 +50,7 @@ pub fn anchor_for(version: &mut Version, cfg: &Cfg, place: Place) -> Option<Anch
     if let Some(youngest) = near.reduce(later) {
         return Some(youngest);
     }
-    if let Some(next) = next_block_anchor(version, cfg, &reach, place) {
+    if let Some(next) = next_block_anchor(version, cfg, &reach, point) {
         return Some(version.anchor(next));
     }
     let named: Vec<Loc> = (0..Loc::SSA_COUNT)
@@ -60,42 +60,42 @@ pub fn anchor_for(version: &mut Version, cfg: &Cfg, place: Place) -> Option<Anch
             used.flat_map(|(a, _)| &a.varmap).any(|(l, _)| l == loc)
         })
         .collect();
-    let untouched = holds(SideCondition::InjectUntouched, is_untouched(version, cfg, place));
+    let untouched = holds(SideCondition::InjectUntouched, is_untouched(version, cfg, point));
     untouched.then(|| entry_anchor(version, &named))
 }
 
-/// Adds `assume predicate` at `place`, falling back to the anchor that [`anchor_for`] finds.
+/// Adds `assume predicate` at `point`, falling back to the anchor that [`anchor_for`] finds.
 /// Returns `None` and changes nothing if the predicate is not available there or no anchor reaches
-/// the place.
-pub fn inject(version: &mut Version, place: Place, predicate: Operand) -> Option<AnchorId> {
+/// the point.
+pub fn inject(version: &mut Version, point: Point, predicate: Operand) -> Option<AnchorId> {
     let cfg = Cfg::new(version);
     let defs = crate::reach::definitions(version);
     let available = match predicate {
         Operand::Const(c) => c <= 1,
         Operand::Value(v) => {
             version.types.get(v.index()) == Some(&Ty::I1)
-                && defs[v.index()].is_some_and(|def| crate::reach::available(&cfg, def, place))
+                && defs[v.index()].is_some_and(|def| crate::reach::available(&cfg, def, point))
         }
     };
     if version.is_base()
         || !available
-        || place.inst > version.blocks.get(place.block.index())?.insts.len()
+        || point.inst > version.blocks.get(point.block.index())?.insts.len()
     {
         return None;
     }
-    let anchor = anchor_for(version, &cfg, place)?;
+    let anchor = anchor_for(version, &cfg, point)?;
     let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
     assume.anchor = Some(anchor);
-    version.blocks[place.block.index()].insts.insert(place.inst, assume);
+    version.blocks[point.block.index()].insts.insert(point.inst, assume);
     Some(anchor)
 }
 
 /// At the end of a block that jumps: the first anchor of the next block, in terms of values that
 /// are available here.
-fn next_block_anchor(version: &Version, cfg: &Cfg, reach: &Reach, place: Place) -> Option<Anchor> {
-    let from = &version.blocks[place.block.index()];
+fn next_block_anchor(version: &Version, cfg: &Cfg, reach: &Reach, point: Point) -> Option<Anchor> {
+    let from = &version.blocks[point.block.index()];
     let Term::Jump { to, args } = &from.term else { return None };
-    if place.inst != from.insts.len() {
+    if point.inst != from.insts.len() {
         return None;
     }
     let next = &version.blocks[to.index()];
@@ -112,7 +112,7 @@ fn next_block_anchor(version: &Version, cfg: &Cfg, reach: &Reach, place: Place) 
         match next.params.iter().position(|p| *p == v) {
             Some(i) => *o = args[i],
             None => {
-                known &= defs[v.index()].is_some_and(|def| crate::reach::available(cfg, def, place))
+                known &= defs[v.index()].is_some_and(|def| crate::reach::available(cfg, def, point))
             }
         }
     };
@@ -121,14 +121,14 @@ fn next_block_anchor(version: &Version, cfg: &Cfg, reach: &Reach, place: Place) 
     known.then_some(anchor)
 }
 
-/// Is every path from the entry to `place` free of effects outside SSA?
-fn is_untouched(version: &Version, cfg: &Cfg, place: Place) -> bool {
+/// Is every path from the entry to `point` free of effects outside SSA?
+fn is_untouched(version: &Version, cfg: &Cfg, point: Point) -> bool {
     let quiet = |insts: &[Inst]| !insts.iter().any(|inst| ends_reach(version, inst));
-    if !quiet(&version.blocks[place.block.index()].insts[..place.inst]) {
+    if !quiet(&version.blocks[point.block.index()].insts[..point.inst]) {
         return false;
     }
     let mut seen = vec![false; version.blocks.len()];
-    let mut work: Vec<BlockId> = cfg.preds[place.block.index()].clone();
+    let mut work: Vec<BlockId> = cfg.preds[point.block.index()].clone();
     while let Some(block) = work.pop() {
         if std::mem::replace(&mut seen[block.index()], true) || !cfg.is_reachable(block) {
             continue;

@@ -40,7 +40,7 @@ impl Known {
         self.bounds.single().or((self.zeros == !self.ones).then_some(self.ones))
     }
 
-    /// Does the description contradict itself? Then control does not reach the place where it
+    /// Does the description contradict itself? Then control does not reach the point where it
     /// holds.
     pub(super) fn is_empty(&self) -> bool {
         let Bounds { umin, umax, smin, smax } = self.bounds;

@@ -11,7 +11,7 @@
 //!                                        b1(v4): … jump b1(v5)
 //! ```
 
-use crate::reach::{Cfg, Place, definitions};
+use crate::reach::{Cfg, Point, definitions};
 use crate::side_conditions::{SideCondition, holds};
 use crate::types::{BlockId, Operand, Ty, Value};
 use crate::version::{Block, Term, Version};
@@ -29,9 +29,9 @@ pub(super) struct Loop {
 
 impl Loop {
     /// The end of the preheader.
-    pub(super) fn before(&self, version: &Version) -> Option<Place> {
+    pub(super) fn before(&self, version: &Version) -> Option<Point> {
         let block = self.preheader?;
-        Some(Place { block, inst: version.blocks[block.index()].insts.len() })
+        Some(Point { block, inst: version.blocks[block.index()].insts.len() })
     }
 
     /// Is a block executed in every iteration?
@@ -43,7 +43,7 @@ impl Loop {
     pub(super) fn varying(&self, version: &Version) -> Vec<bool> {
         let inside = |def: &Option<crate::reach::Def>| match def {
             Some(crate::reach::Def::Param(block, _)) => self.contains[block.index()],
-            Some(crate::reach::Def::Inst(place)) => self.contains[place.block.index()],
+            Some(crate::reach::Def::Inst(point)) => self.contains[point.block.index()],
             None => false,
         };
         definitions(version).iter().map(inside).collect()

@@ -13,7 +13,7 @@
 //! assume eq.i64 (v1 & 6), 0 else a1
 //! ```
 //!
-//! The merged guard stands at the place of the first, on the anchor of the first: adding a
+//! The merged guard stands at the point of the first, on the anchor of the first: adding a
 //! predicate to an assume is always right (Lemma 5.7). It implies both predicates and dominates the
 //! second guard, which is redundant.
 //!

@@ -30,7 +30,7 @@
 //! | `slot_promotion` | `slots` | promotes stack slots to SSA values over any control flow |
 //! | `monitor` | `monitor` | guards on memory become facts that writes invalidate |
 //! | `speculation` | | specialises under a list of assumptions, undoes one of them |
-//! | `inject` | | adds assumptions at any place that an anchor reaches |
+//! | `inject` | | adds assumptions at any point that an anchor reaches |
 //! | `continuation` | | a version that begins at an anchor in the middle of another |
 //! | `inline` | | puts another region's version in place of the exit to it |
 //!

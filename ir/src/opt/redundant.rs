@@ -35,15 +35,15 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let nothing_waits = !version.defers_stores();
     let by_facts = holds(SideCondition::RedundantNothingWaits, nothing_waits);
     for block in cfg.order.iter().filter(|_| by_facts) {
-        facts.walk(*block, |place, env| {
-            if let Some(inst) = version.blocks[block.index()].insts.get(place.inst)
+        facts.walk(*block, |point, env| {
+            if let Some(inst) = version.blocks[block.index()].insts.get(point.inst)
                 && inst.op == Op::Assume
                 && holds(
                     SideCondition::RedundantKnown,
                     facts.constant(env, inst.args[0]).is_some_and(|c| c != 0),
                 )
             {
-                gone[block.index()][place.inst] = true;
+                gone[block.index()][point.inst] = true;
             }
         });
     }

@@ -34,7 +34,7 @@ use super::inject::anchor_for;
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
-use crate::reach::{Cfg, Place};
+use crate::reach::{Cfg, Point};
 use crate::side_conditions::{SideCondition, holds};
 use crate::types::{BlockId, Operand, Ty, Value};
 use crate::version::rename;
@@ -57,8 +57,8 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     if slots.is_empty() {
         return 0;
     }
-    let place = Place { block: BlockId(0), inst: 0 };
-    let Some(anchor) = anchor_for(version, &cfg, place) else { return 0 };
+    let point = Point { block: BlockId(0), inst: 0 };
+    let Some(anchor) = anchor_for(version, &cfg, point) else { return 0 };
     resolve(version, &cfg, &slots, anchor)
 }
 
@@ -210,13 +210,13 @@ fn resolve(
 /// Can a load of the slot be reached without a store to it before, so that it is the first access
 /// that may fault? Then the load at the entry must stay, whether or not its value is used.
 fn loads_before_stores(version: &Version, cfg: &Cfg, slot: &Slot) -> bool {
-    let place = |(b, i): &(usize, usize)| Place { block: BlockId(*b as u32), inst: *i };
+    let point = |(b, i): &(usize, usize)| Point { block: BlockId(*b as u32), inst: *i };
     let is_load = |(b, i): &&(usize, usize)| version.blocks[*b].insts[*i].op == Op::Load;
     let stores = || slot.at.iter().filter(|at| !is_load(at));
     slot.at
         .iter()
         .filter(is_load)
-        .any(|load| !stores().any(|store| cfg.place_dominates(place(store), place(load))))
+        .any(|load| !stores().any(|store| cfg.point_dominates(point(store), point(load))))
 }
 
 /// Removes the loads at the entry whose value is not used.

@@ -52,7 +52,7 @@ pub fn specialise(parent: &Version, name: &str, assumptions: &[Assumption]) -> O
     version.name = name.to_string();
     for assumption in assumptions {
         let cfg = Cfg::new(&version);
-        let mut place = Reach::new(&version, &cfg)
+        let mut point = Reach::new(&version, &cfg)
             .positions
             .get(assumption.anchor.index())
             .copied()
@@ -60,9 +60,9 @@ pub fn specialise(parent: &Version, name: &str, assumptions: &[Assumption]) -> O
         let ty = *version.types.get(assumption.value.index())?;
         let compare = assumption.compare(&mut version, assumption.value.into(), ty);
         let predicate = compare.def()?;
-        version.blocks[place.block.index()].insts.insert(place.inst, compare);
-        place.inst += 1;
-        inject(&mut version, place, predicate.into())?;
+        version.blocks[point.block.index()].insts.insert(point.inst, compare);
+        point.inst += 1;
+        inject(&mut version, point, predicate.into())?;
     }
     Some(version)
 }

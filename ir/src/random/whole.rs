@@ -15,7 +15,7 @@ use crate::eval::check::Limits;
 use crate::op::Op;
 use crate::opt::inject;
 use crate::random::cases::Case;
-use crate::reach::Place;
+use crate::reach::Point;
 use crate::types::{BlockId, Operand, Ty, Value};
 use crate::version::{Fact, Inst, Version};
 
@@ -34,7 +34,7 @@ pub fn case(program: &mut Program, seed: u64) -> Option<Case> {
     Some(Case { trace, states, limits: Limits { steps: 2_000, forced: 12 } })
 }
 
-/// Adds assumptions at random places: that a value there equals, differs from or lies below a
+/// Adds assumptions at random points: that a value there equals, differs from or lies below a
 /// random number.
 fn assume_things(version: &mut Version, rng: &mut Rng) {
     for _ in 0..rng.below(8) {
@@ -67,9 +67,9 @@ fn assume_things(version: &mut Version, rng: &mut Rng) {
         let op = rng.pick(&[Op::Eq, Op::Ne, Op::Ne, Op::LtU, Op::LeU, Op::LtS, Op::LeS]);
         let predicate = version.value(Ty::I1);
         insts.push(Inst::new(op, ty, Some(predicate), &operands));
-        let place = Place { block, inst: inst + insts.len() };
+        let point = Point { block, inst: inst + insts.len() };
         version.blocks[block.index()].insts.splice(inst..inst, insts);
-        // If no anchor reaches the place, the predicate is computed and not assumed.
-        inject(version, place, predicate.into());
+        // If no anchor reaches the point, the predicate is computed and not assumed.
+        inject(version, point, predicate.into());
     }
 }

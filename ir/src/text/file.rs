@@ -58,8 +58,8 @@ impl Spots {
         let found = match at {
             Where::Version => None,
             Where::Block(b) => self.blocks.get(b.index()),
-            Where::Place(place) => {
-                self.insts.get(place.block.index()).and_then(|block| block.get(place.inst))
+            Where::Point(point) => {
+                self.insts.get(point.block.index()).and_then(|block| block.get(point.inst))
             }
             Where::Anchor(a) => self.anchors.get(a.index()),
             Where::Native(n) => self.natives.get(n.index()),

@@ -13,7 +13,7 @@ use super::{Checker, Rule, Where};
 use crate::alias::{Access, Addresses, Guards, Location, Overlap, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
-use crate::reach::{AnchorSet, Cfg, Def, Place, Reach, available, definitions};
+use crate::reach::{AnchorSet, Cfg, Def, Point, Reach, available, definitions};
 use crate::types::{AnchorId, Gpr, Loc, Operand, Ty};
 use crate::version::{Anchor, Effects, Inst, Term, Version};
 
@@ -21,7 +21,7 @@ impl Checker<'_> {
     pub(super) fn anchors(&mut self, cfg: &Cfg) {
         let version = self.version;
         let reach = Reach::new(version, cfg);
-        let used: Vec<(AnchorId, &Anchor, Place)> = version
+        let used: Vec<(AnchorId, &Anchor, Point)> = version
             .anchors
             .iter()
             .enumerate()
@@ -76,7 +76,7 @@ impl Checker<'_> {
     }
 
     /// Every used anchor names each location that any used anchor names.
-    fn total(&mut self, used: &[(AnchorId, &Anchor, Place)]) {
+    fn total(&mut self, used: &[(AnchorId, &Anchor, Point)]) {
         let mut named = [None; Loc::SSA_COUNT];
         for (id, anchor, _) in used {
             for i in anchor.varmap.iter().filter_map(|(loc, _)| loc.ssa_index()) {
@@ -105,7 +105,7 @@ impl Checker<'_> {
         defs: &[Option<Def>],
         id: AnchorId,
         anchor: &Anchor,
-        position: Place,
+        position: Point,
     ) {
         for v in anchor.operands().filter_map(|o| o.as_value()) {
             match defs[v.index()] {
@@ -127,23 +127,23 @@ impl Checker<'_> {
         let mut broken = Vec::new();
         for block in &cfg.order {
             let body = &self.version.blocks[block.index()];
-            reach.walk(*block, |place, in_reach| {
-                let names = match body.insts.get(place.inst) {
+            reach.walk(*block, |point, in_reach| {
+                let names = match body.insts.get(point.inst) {
                     Some(inst) => inst.anchor,
                     None => match body.term {
                         Term::Exit(anchor) => Some(anchor),
                         Term::Jump { .. } | Term::Branch { .. } | Term::Guest(_) => None,
                     },
                 };
-                broken.extend(names.filter(|a| !in_reach.contains(*a)).map(|a| (a, place)));
+                broken.extend(names.filter(|a| !in_reach.contains(*a)).map(|a| (a, point)));
             });
         }
-        for (anchor, place) in broken {
+        for (anchor, point) in broken {
             let from =
                 reach.positions[anchor.index()].map_or(String::new(), |p| format!(" since {p}"));
             self.error(
                 Rule::Reach,
-                Where::Place(place),
+                Where::Point(point),
                 format!("{anchor} is out of reach: an effect lies{from}"),
             );
         }
@@ -164,7 +164,7 @@ impl Checker<'_> {
     }
 
     /// Rules (a) and (b).
-    fn deferred(&mut self, cfg: &Cfg, reach: &Reach<'_>, used: &[(AnchorId, &Anchor, Place)]) {
+    fn deferred(&mut self, cfg: &Cfg, reach: &Reach<'_>, used: &[(AnchorId, &Anchor, Point)]) {
         let version = self.version;
         let defs = Defs::of(version);
         let values = Values { defs: &defs, replaced: &[] };
@@ -190,15 +190,15 @@ impl Checker<'_> {
             addresses.guards =
                 cfg.parent(*block).map_or_else(Guards::default, |p| at_end[p.index()].clone());
             let mut found = Vec::new();
-            reach.walk(*block, |place, in_reach| {
-                let Some(inst) = body.insts.get(place.inst) else { return };
+            reach.walk(*block, |point, in_reach| {
+                let Some(inst) = body.insts.get(point.inst) else { return };
                 if let Some(touch) = Touch::of(version, &values, &mut addresses, inst) {
                     for (id, stores) in &pending {
                         let what = stores.iter().find_map(|s| touch.conflict(&addresses, s));
                         if let Some(what) = what
-                            && is_pending(version, cfg, reach, in_reach, *id, place)
+                            && is_pending(version, cfg, reach, in_reach, *id, point)
                         {
-                            found.push((place, format!("{what}, which {id} defers")));
+                            found.push((point, format!("{what}, which {id} defers")));
                         }
                     }
                 }
@@ -207,14 +207,14 @@ impl Checker<'_> {
                 }
             });
             at_end[block.index()] = addresses.guards.clone();
-            for (place, what) in found {
-                self.error(Rule::Deferred, Where::Place(place), what);
+            for (point, what) in found {
+                self.error(Rule::Deferred, Where::Point(point), what);
             }
         }
     }
 
     /// Rule (a) if `private_memory` is not assumed.
-    fn return_addresses(&mut self, values: &Values, used: &[(AnchorId, &Anchor, Place)]) {
+    fn return_addresses(&mut self, values: &Values, used: &[(AnchorId, &Anchor, Point)]) {
         let stack = StackValues::new(self.version, values);
         for (id, anchor, _) in used {
             for (i, store) in anchor.stores.iter().enumerate() {
@@ -224,7 +224,8 @@ impl Checker<'_> {
                     && stack.contains(values.root(store.args[0]).0);
                 if !pushed {
                     let what = format!(
-                        "deferred store {} is not a pushed return address, and private_memory is not assumed",
+                        "deferred store {} is not a pushed return address, and private_memory is \
+                            not assumed",
                         i + 1
                     );
                     self.error(Rule::Deferred, Where::Anchor(*id), what);
@@ -235,7 +236,7 @@ impl Checker<'_> {
 }
 
 /// May the anchor still be taken, with its stores not performed, during or after the instruction at
-/// `place`? It may if it is in reach there and a path leads to one of its uses without passing its
+/// `point`? It may if it is in reach there and a path leads to one of its uses without passing its
 /// position, where it would be set anew.
 fn is_pending(
     version: &Version,
@@ -243,21 +244,21 @@ fn is_pending(
     reach: &Reach<'_>,
     in_reach: &AnchorSet,
     anchor: AnchorId,
-    place: Place,
+    point: Point,
 ) -> bool {
     let Some(position) = reach.positions[anchor.index()].filter(|_| in_reach.contains(anchor))
     else {
         return false;
     };
     let uses = &reach.uses[anchor.index()];
-    if uses.iter().any(|u| u.block == place.block && u.inst >= place.inst) {
+    if uses.iter().any(|u| u.block == point.block && u.inst >= point.inst) {
         return true;
     }
     let mut seen = vec![false; version.blocks.len()];
     // In the position's own block the position comes before every use, so entering that block
     // passes it.
     seen[position.block.index()] = true;
-    let mut stack = vec![place.block];
+    let mut stack = vec![point.block];
     while let Some(b) = stack.pop() {
         for next in crate::reach::successors(&version.blocks[b.index()].term) {
             if cfg.is_reachable(next) && !std::mem::replace(&mut seen[next.index()], true) {

@@ -11,7 +11,7 @@
 
 use super::{Checker, Rule, Where};
 use crate::op::{ArgTy, FlagOp, Op, ResultTy};
-use crate::reach::{Cfg, Place, available, definitions, may_fault};
+use crate::reach::{Cfg, Point, available, definitions, may_fault};
 use crate::types::{BlockId, Loc, NativeId, Operand, Ty, Value};
 use crate::version::{Effects, GuestTerm, Inst, Native, Term};
 
@@ -72,20 +72,20 @@ impl Checker<'_> {
                 }
             }
             for (i, inst) in block.insts.iter().enumerate() {
-                self.inst(inst, Place { block: id, inst: i });
+                self.inst(inst, Point { block: id, inst: i });
             }
-            let at = Where::Place(Place { block: id, inst: block.insts.len() });
+            let at = Where::Point(Point { block: id, inst: block.insts.len() });
             self.term(&block.term, at);
         }
     }
 
-    fn inst(&mut self, inst: &Inst, place: Place) {
-        let at = Where::Place(place);
+    fn inst(&mut self, inst: &Inst, point: Point) {
+        let at = Where::Point(point);
         if !suffix_allowed(inst.op, inst.ty) {
             self.error(Rule::Op, at, format!("{} cannot have type {}", inst.op, inst.ty));
             return;
         }
-        self.mode(inst, place);
+        self.mode(inst, point);
         self.anchor_presence(inst, at);
         if inst.native.is_some() != (inst.op == Op::Native) {
             self.error(Rule::Op, at, "a native, and nothing else, names an original instruction");
@@ -161,8 +161,8 @@ impl Checker<'_> {
     }
 
     /// Operations that only `base`, and operations that only traces may contain.
-    fn mode(&mut self, inst: &Inst, place: Place) {
-        let at = Where::Place(place);
+    fn mode(&mut self, inst: &Inst, point: Point) {
+        let at = Where::Point(point);
         let is_base = self.version.is_base();
         match inst.op {
             Op::Get(_) | Op::Put(_) | Op::At if !is_base => {
@@ -174,7 +174,7 @@ impl Checker<'_> {
             Op::At if inst.args.first().is_some_and(|a| a.as_const().is_none()) => {
                 self.error(Rule::Op, at, "the pc of `at` is a constant");
             }
-            op if is_base && place.inst == 0 && op != Op::At => {
+            op if is_base && point.inst == 0 && op != Op::At => {
                 self.error(Rule::Shape, at, "an instruction of base belongs to an `at`");
             }
             _ => {}
@@ -301,21 +301,21 @@ impl Checker<'_> {
             for (i, inst) in block.insts.iter().enumerate() {
                 inst.defs
                     .iter()
-                    .for_each(|v| define(self, *v, Where::Place(Place { block: id, inst: i })));
+                    .for_each(|v| define(self, *v, Where::Point(Point { block: id, inst: i })));
             }
         }
         for block in &cfg.order {
             let body = &version.blocks[block.index()];
             let check = |checker: &mut Self, operand: Operand, inst: usize| {
                 let Operand::Value(v) = operand else { return };
-                let place = Place { block: *block, inst };
+                let point = Point { block: *block, inst };
                 match defs[v.index()] {
                     None => {
-                        checker.error(Rule::Ssa, Where::Place(place), format!("{v} is not defined"))
+                        checker.error(Rule::Ssa, Where::Point(point), format!("{v} is not defined"))
                     }
-                    Some(def) if !available(cfg, def, place) => {
+                    Some(def) if !available(cfg, def, point) => {
                         let what = format!("{v} is used where its definition does not reach");
-                        checker.error(Rule::Ssa, Where::Place(place), what);
+                        checker.error(Rule::Ssa, Where::Point(point), what);
                     }
                     Some(_) => {}
                 }

@@ -50,7 +50,7 @@ mod insts;
 
 pub use insts::suffix_allowed;
 
-use crate::reach::{Cfg, Place};
+use crate::reach::{Cfg, Point};
 use crate::types::{AnchorId, BlockId, NativeId, Operand, Ty, Value};
 use crate::version::{Term, Version};
 use std::fmt;
@@ -78,10 +78,12 @@ impl Rule {
     pub const fn about(self) -> &'static str {
         match self {
             Rule::Shape => {
-                "a version is `base` (one block of guest code) or a trace (no guest locations, leaves by anchors)"
+                "a version is `base` (one block of guest code) or a trace (no guest locations, \
+                    leaves by anchors)"
             }
             Rule::Op => {
-                "an instruction has the operands, results, type, address and native that its operation asks for"
+                "an instruction has the operands, results, type, address and native that its \
+                    operation asks for"
             }
             Rule::Type => "operands have the types of their operation, and constants fit them",
             Rule::Ssa => "a value is defined once, and its definition dominates every use",
@@ -89,23 +91,27 @@ impl Rule {
                 "a jump's target exists and gets one operand of the right type for each parameter"
             }
             Rule::Native => {
-                "a native has the operands and results that it declares, and its effects say what it writes in place"
+                "a native has the operands and results that it declares, and its effects say what \
+                    it writes in place"
             }
             Rule::Anchor => {
                 "assume, poll and whatever may fault name an anchor, and nothing else does"
             }
             Rule::Varmap => "a varmap is sorted by location, typed, and names SSA locations only",
             Rule::Total => {
-                "all anchors in use name the same locations: what a version writes is in place for none of them"
+                "all anchors in use name the same locations: what a version writes is in place \
+                    for none of them"
             }
             Rule::Position => {
                 "what an anchor names is available where the first of its uses can be reached from"
             }
             Rule::Reach => {
-                "no effect outside SSA (store, fence, event, state in place) lies between an anchor and its use"
+                "no effect outside SSA (store, fence, event, state in place) lies between an \
+                    anchor and its use"
             }
             Rule::Deferred => {
-                "a deferred store waits only under `private_memory` or as a pushed return address, and nothing touches it"
+                "a deferred store waits only under `private_memory` or as a pushed return \
+                    address, and nothing touches it"
             }
         }
     }
@@ -125,7 +131,7 @@ pub enum Where {
     /// At a block's parameters.
     Block(BlockId),
     /// At an instruction or terminator.
-    Place(Place),
+    Point(Point),
     /// In an anchor.
     Anchor(AnchorId),
     /// In the table of natives.
@@ -137,7 +143,7 @@ impl fmt::Display for Where {
         match self {
             Where::Version => f.write_str("version"),
             Where::Block(b) => b.fmt(f),
-            Where::Place(p) => p.fmt(f),
+            Where::Point(p) => p.fmt(f),
             Where::Anchor(a) => a.fmt(f),
             Where::Native(n) => n.fmt(f),
         }
@@ -195,10 +201,10 @@ impl Checker<'_> {
     fn error(&mut self, rule: Rule, at: Where, what: impl Into<String>) {
         let text = match at {
             Where::Version | Where::Block(_) => None,
-            Where::Place(place) => self.version.blocks.get(place.block.index()).map(|block| {
+            Where::Point(point) => self.version.blocks.get(point.block.index()).map(|block| {
                 block
                     .insts
-                    .get(place.inst)
+                    .get(point.inst)
                     .map_or_else(|| block.term.to_string(), |inst| inst.to_string())
             }),
             Where::Anchor(a) => {

@@ -101,7 +101,8 @@ mod tests {
     #[test]
     fn what_the_guest_keeps_apart_stays_apart() {
         // The kernel has joined a guarded page with one that the guest may not write either.
-        let text = "00001000-00003000 r-xp 00000000 00:00 0 \n00003000-00004000 rwxp 00000000 00:00 0  [heap]\n";
+        let text = "00001000-00003000 r-xp 00000000 00:00 0 \n00003000-00004000 rwxp 00000000 \
+            00:00 0  [heap]\n";
         assert_eq!(
             shown(text, &[0x2000]),
             "00001000-00002000 r-xp 00000000 00:00 0 \n00002000-00003000 rwxp 00000000 00:00 0 \n\
@@ -111,10 +112,12 @@ mod tests {
 
     #[test]
     fn files_keep_their_offsets() {
-        let text = "00001000-00004000 r-xp 00002000 fe:01 7   /lib/a b\n00004000-00005000 rwxp 00005000 fe:01 7   /lib/a b\n";
+        let text = "00001000-00004000 r-xp 00002000 fe:01 7   /lib/a b\n00004000-00005000 rwxp \
+            00005000 fe:01 7   /lib/a b\n";
         assert_eq!(
             shown(text, &[0x2000, 0x3000]),
-            "00001000-00002000 r-xp 00002000 fe:01 7   /lib/a b\n00002000-00005000 rwxp 00003000 fe:01 7   /lib/a b\n"
+            "00001000-00002000 r-xp 00002000 fe:01 7   /lib/a b\n00002000-00005000 rwxp 00003000 \
+                fe:01 7   /lib/a b\n"
         );
     }
 }

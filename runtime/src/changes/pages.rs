@@ -456,7 +456,7 @@ impl CodePages {
     }
 
     /// Calls `f` with the record locked.
-    pub fn held(&self, f: impl FnOnce()) {
+    pub fn while_locked(&self, f: impl FnOnce()) {
         let _state = self.state();
         f();
     }

@@ -3,7 +3,7 @@
 //! ```text
 //!  CodePages::announce ──► Announced ──quiesce──► Quiet ──perform──► Performed ──publish──► (over)
 //!                              ▲                                         │
-//!                              └──────────────── again ◄─────────────────┘  (the call failed, code was kept)
+//!                              └──────────────── again ◄─────────────────┘ call failed, code kept
 //! ```
 //!
 //! * **Announced**: the thread has the exclusive right to change code, and the ranges are

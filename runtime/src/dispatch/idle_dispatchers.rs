@@ -4,7 +4,7 @@
 //! Data: [`IdleDispatcher`], in the list of the [`Machine`](super::Machine), behind that list's
 //! lock. A dispatcher that a thread runs is in no list.
 //!
-//! Example: a thread ends: [`ThreadBody::rest`] puts its dispatcher into the list. The guest makes
+//! Example: a thread ends: [`ThreadBody::park`] puts its dispatcher into the list. The guest makes
 //! another thread: [`Machine::dispatcher_for_thread`](super::Machine::dispatcher_for_thread) takes
 //! it out again.
 
@@ -58,7 +58,7 @@ impl ThreadBody for IdleDispatcher {
         ended
     }
 
-    fn rest(mut self: Box<Self>) {
+    fn park(mut self: Box<Self>) {
         self.dispatcher.abandon(AbortReason::Signal);
         let machine = self.dispatcher.machine;
         machine.keep_idle(*self);

@@ -1,8 +1,9 @@
 //! Tests of the real code under the interleavings that the model of [`crate::changes`] explores:
-//! dispatchers with real interpreters, real pages and real system calls. A scheduler runs their
-//! threads one at a time and tries every schedule with few preemptions.
+//! dispatchers with real interpreters, copied blocks and fragments, real pages and real system
+//! calls. A scheduler runs their threads one at a time and tries every schedule with few
+//! preemptions.
 //!
-//! One page holds the code `mov eax, N; ud2`. Each operation that changes the page writes an N of
+//! One page holds the code `again: mov eax, N; loop again; ud2`. Each operation that changes the page writes an N of
 //! its own. The property: what a call of the code returns must be what the page held at some time
 //! since the last operation on it that had completed when the call began.
 //!
@@ -24,11 +25,12 @@ use super::{Dispatcher, Machine, Stop};
 use crate::changes::scheduler::{Scheduler, explore, when_performing};
 use crate::changes::{Code, CodePages};
 use crate::config::{RunConfig, Tier};
-use crate::interp::NoPolicy;
+use crate::interp;
 use crate::kernel::process::{Config, Inherited, Outcome, System};
+use crate::kernel::signal::{self, FaultHooks};
 use crate::memory;
 use crate::sync::lock;
-use crate::testing::{AFTER_SYSCALL, in_child, start};
+use crate::testing::{AFTER_SYSCALL, in_child, start_with};
 
 const RWX: i32 = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
 const RX: i32 = libc::PROT_READ | libc::PROT_EXEC;
@@ -38,12 +40,23 @@ const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED
 const MOV_EAX: u8 = 0xb8;
 /// The offset of N in the page.
 const VALUE: u64 = 1;
+/// The page's code with an N of 0; `loop` is two bytes.
+const CODE: [u8; 9] = [MOV_EAX, 0, 0, 0, 0, 0xe2, 0xf9, 0x0f, 0x0b];
+/// How often a call goes round the loop. Enough for a fragment to be made and entered.
+const ROUNDS: u64 = 6;
+
+const HOOKS: FaultHooks = FaultHooks {
+    thunk: interp::thunk_fixup,
+    fragment: super::fragment_fault,
+    cache_end: super::cache_end,
+    accepted: super::signal_accepted,
+};
 
 /// An operation of a thread on the page; see the operations of `changes/model/state.rs`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Op {
     Store,
-    Interpret,
+    Call,
     Protect(i32),
     Refused,
     Unmap,
@@ -53,7 +66,7 @@ enum Op {
     HostStore,
 }
 
-use Op::{HostStore, Interpret, Map, Output, Protect, Refused, Remap, Store, Unmap};
+use Op::{Call, HostStore, Map, Output, Protect, Refused, Remap, Store, Unmap};
 
 impl Op {
     /// May a store to the page, or a call of it, fault because of this operation?
@@ -162,24 +175,24 @@ impl Guest {
     }
 
     /// Calls the code; none if it cannot be fetched.
-    fn interpret(&mut self) -> Option<u32> {
+    fn execute(&mut self) -> Option<u32> {
+        self.context.rip = self.world.page;
+        self.context.gpr[0] = 0;
+        self.context.gpr[1] = ROUNDS;
         loop {
-            self.context.rip = self.world.page;
-            self.context.gpr[0] = 0;
             if !self.dispatcher.peer.enter(&mut self.context) {
                 self.dispatcher.forget_posted();
                 continue;
             }
-            let stop = self.dispatcher.interp.run(&mut self.context, &mut NoPolicy);
-            self.dispatcher.peer.leave();
-            match stop {
-                Stop::Pending => self.context.pending.store(0, Ordering::SeqCst),
-                Stop::Trap { trap: Trap::Undefined, .. } => {
+            match self.dispatcher.stretch_to_stop(&mut self.context) {
+                None => {}
+                Some(Stop::Pending) => self.context.pending.store(0, Ordering::SeqCst),
+                Some(Stop::Trap { trap: Trap::Undefined, .. }) => {
                     return Some(self.context.gpr[0] as u32);
                 }
-                Stop::Trap { trap: Trap::Fetch, .. } => return None,
-                Stop::Fault { .. } => return Some(BLANK),
-                _ => panic!("the code does nothing else"),
+                Some(Stop::Trap { trap: Trap::Fetch, .. }) => return None,
+                Some(Stop::Fault { .. }) => return Some(BLANK),
+                Some(_) => panic!("the code does nothing else"),
             }
         }
     }
@@ -205,9 +218,9 @@ impl Guest {
                 }
                 self.dispatcher.drop_written();
             }
-            Interpret => {
+            Call => {
                 let needed = *lock(&world.completed);
-                let seen = self.interpret();
+                let seen = self.execute();
                 world.record_page();
                 let held = lock(&world.held);
                 if seen.is_none() && !world.may_fault {
@@ -263,6 +276,7 @@ fn worker(number: usize, machine: &'static Machine, system: System) -> Worker {
         let mut context = ThreadContext::new();
         // SAFETY: the context outlives the thread's last access to guest memory.
         unsafe { crate::kernel::entry::set_gs_base(&*context) };
+        signal::install(HOOKS).expect("memory");
         system.attach(&mut context);
         let dispatcher = Dispatcher::new(machine).expect("memory");
         let performed = Arc::new(AtomicU32::new(0));
@@ -271,6 +285,8 @@ fn worker(number: usize, machine: &'static Machine, system: System) -> Worker {
             let (dispatcher, context, system) = state.take().expect("it came back");
             let mut guest =
                 Guest { world, dispatcher, context, system, performed: performed.clone() };
+            // A thread of the last schedule may have interrupted this one when it was done.
+            guest.context.pending.store(0, Ordering::SeqCst);
             let (seen, at) = (guest.world.clone(), performed.clone());
             when_performing(move || at.store(seen.now() as u32, Ordering::SeqCst));
             scheduler.run(number, || ops.iter().for_each(|op| guest.perform(*op)));
@@ -283,10 +299,10 @@ fn worker(number: usize, machine: &'static Machine, system: System) -> Worker {
     Worker { jobs, done }
 }
 
-fn config() -> RunConfig {
+fn config(tier: Tier) -> RunConfig {
     RunConfig {
-        tier: Tier::Interp,
-        threshold: None,
+        tier,
+        threshold: Some(1),
         cache_size: 1 << 20,
         returns: Default::default(),
         entry_check: None,
@@ -313,20 +329,20 @@ fn config() -> RunConfig {
 
 /// Runs every schedule of the programs in a child process, which prints the first violation to
 /// stdout and fails. A program is the page's first protection, and the operations of each thread.
-fn check_programs(programs: &[(i32, &[&[Op]])], preemptions: usize) {
+fn check_programs(tier: Tier, programs: &[(i32, &[&[Op]])], preemptions: usize) {
     let status = in_child(|| {
         // The alarm that `in_child` has set is for short tests.
         // SAFETY: alarm has no effect on memory.
         unsafe { libc::alarm(600) };
         let pages = Arc::new(CodePages::default());
-        let machine = Machine::new(&config(), 0..0, pages.clone()).expect("memory");
+        let machine = Machine::new(&config(tier), 0..0, pages.clone()).expect("memory");
         crate::changes::host::install(&pages);
         pages.set_threaded();
         let brk = Brk::new(0).expect("room for a break");
         let mut context = ThreadContext::new();
         let config = Config { pages, ..Config::alone(c"/bin/guest".to_owned(), brk) };
         let mut system = System::new(Inherited::record(), config);
-        start(&mut system, &mut context);
+        start_with(&mut system, &mut context, HOOKS);
         let workers: Vec<Worker> =
             (0..3).map(|n| worker(n, machine, system.for_thread(0))).collect();
         let mut schedules = 0;
@@ -340,9 +356,13 @@ fn check_programs(programs: &[(i32, &[&[Op]])], preemptions: usize) {
             }
         }
         println!(
-            "{} programs, {schedules} schedules of at most {preemptions} preemptions",
+            "{tier}: {} programs, {schedules} schedules of at most {preemptions} preemptions",
             programs.len()
         );
+        let stats = machine.stats();
+        // Native code must have run, or its tests show nothing.
+        assert_eq!(stats.copied_blocks > 0, tier == Tier::Copy || tier == Tier::Full);
+        assert_eq!(stats.fragment_entries > 0, tier == Tier::Full);
         0
     });
     assert_eq!(status, 0);
@@ -427,7 +447,7 @@ impl Code for NoThread {
     fn drop_code(&mut self, range: std::ops::Range<u64>) {
         self.0.footprint.forget(&range);
         // No thread has this peer, so the range is posted to all of them.
-        self.0.peers.post_to_others(&super::peers::Peer::default(), &range).await_interpreters();
+        self.0.invalidate(&super::peers::Peer::default(), &range);
     }
 }
 
@@ -444,16 +464,17 @@ fn reset(machine: &'static Machine, page: u64, prot: i32) {
                 libc::mmap(page as *mut libc::c_void, PAGE as usize, RWX, flags, -1, 0) as u64,
                 page
             );
-            (page as *mut [u8; 7]).write([MOV_EAX, 0, 0, 0, 0, 0x0f, 0x0b]);
+            (page as *mut [u8; 9]).write(CODE);
             assert_eq!(libc::mprotect(page as *mut libc::c_void, PAGE as usize, prot), 0);
         }
     });
     performed.publish(&mut no_thread, [crate::changes::News::Mapped(range, None)]);
+    // What earlier schedules left in the cache does not decide what happens in the next one.
+    machine.drop_all(&super::peers::Peer::default());
 }
 
 /// Each operation against calls and stores of another thread.
-#[test]
-fn the_real_code_keeps_the_invariant() {
+fn check(tier: Tier, preemptions: usize) {
     let others = [
         Protect(RWX),
         Protect(RX),
@@ -463,28 +484,52 @@ fn the_real_code_keeps_the_invariant() {
         Map(RWX),
         Remap,
         Store,
-        Interpret,
+        Call,
         Output,
         HostStore,
     ];
-    let first: Vec<[Op; 2]> = others.iter().map(|op| [*op, Interpret]).collect();
-    let second: [&[Op]; 2] = [&[Interpret, Store, Interpret], &[Interpret, HostStore, Interpret]];
+    let first: Vec<[Op; 2]> = others.iter().map(|op| [*op, Call]).collect();
+    let second: [&[Op]; 2] = [&[Call, Store, Call], &[Call, HostStore, Call]];
     let threads: Vec<Vec<&[Op]>> = first
         .iter()
         .flat_map(|first| second.iter().map(move |second| vec![&first[..], *second]))
         .collect();
     let programs: Vec<(i32, &[&[Op]])> =
         threads.iter().flat_map(|threads| [(RWX, &threads[..]), (RX, &threads[..])]).collect();
-    check_programs(&programs, 2);
+    check_programs(tier, &programs, preemptions);
 }
 
 #[test]
-fn the_real_code_keeps_the_invariant_with_three_threads() {
+fn interpreters_keep_the_invariant() {
+    check(Tier::Interp, 2);
+}
+
+#[test]
+fn copied_blocks_keep_the_invariant() {
+    check(Tier::Copy, 2);
+}
+
+#[test]
+fn fragments_keep_the_invariant() {
+    check(Tier::Full, 1);
+}
+
+fn check_three_threads(tier: Tier) {
     let programs: &[(i32, &[&[Op]])] = &[
-        (RWX, &[&[Protect(RWX)], &[Remap], &[Interpret, Store, Interpret]]),
-        (RWX, &[&[Unmap, Map(RWX)], &[Interpret], &[Interpret, Store, Interpret]]),
-        (RWX, &[&[Unmap], &[Map(RW), Protect(RX), Interpret], &[Interpret]]),
-        (RWX, &[&[Output], &[Store], &[Interpret, Store, Interpret]]),
+        (RWX, &[&[Protect(RWX)], &[Remap], &[Call, Store, Call]]),
+        (RWX, &[&[Unmap, Map(RWX)], &[Call], &[Call, Store, Call]]),
+        (RWX, &[&[Unmap], &[Map(RW), Protect(RX), Call], &[Call]]),
+        (RWX, &[&[Output], &[Store], &[Call, Store, Call]]),
     ];
-    check_programs(programs, 1);
+    check_programs(tier, programs, 1);
+}
+
+#[test]
+fn three_interpreters_keep_the_invariant() {
+    check_three_threads(Tier::Interp);
+}
+
+#[test]
+fn three_threads_with_copied_blocks_keep_the_invariant() {
+    check_three_threads(Tier::Copy);
 }

@@ -71,7 +71,7 @@ impl Dispatcher {
             }
             Stop::Fault { info, .. } if self.opened_by_fault(&info) => self.repeat(context, system),
             Stop::Fault { pc, info } => {
-                let fault = GuestFault::noted(context, pc, &info);
+                let fault = GuestFault::from_host_fault(context, pc, &info);
                 system.raise(context, fault)
             }
             Stop::Pending => system.deliver_pending(context),

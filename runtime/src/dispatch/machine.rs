@@ -90,7 +90,7 @@ impl Machine {
 
     /// The fragments, locked.
     pub fn fragments(&self) -> Option<MutexGuard<'_, Fragments>> {
-        self.fragments.as_ref().map(lock)
+        self.fragments.as_ref().map(crate::changes::schedule::lock)
     }
 
     /// The statistics so far, of all threads.
@@ -259,7 +259,8 @@ impl Machine {
         let _exclusive = self.pages.exclusive();
         let _resting = lock(&self.idle);
         let _fragments = self.fragments();
-        self.footprint.while_locked(|| self.peers.while_locked(&mut || self.pages.held(&mut *f)));
+        self.footprint
+            .while_locked(|| self.peers.while_locked(&mut || self.pages.while_locked(&mut *f)));
     }
 
     /// Writes a line about a stage that the user wants to see.

@@ -125,7 +125,7 @@ impl Dispatcher {
     fn count_heads(&self) {
         let heads = self.native_heads();
         if let Some(mut fragments) = self.machine.fragments() {
-            fragments.count_heads(heads, self.machine.config.watches_paths());
+            fragments.count_heads(heads, self.machine.config.measures_paths());
         }
     }
 

@@ -19,7 +19,8 @@ use crate::interp::{BlockEntry, EdgeKind, Policy, Watch};
 use crate::memory;
 use dynasour_guest::ThreadContext;
 use dynasour_tracer::{
-    AbortReason, DefaultPolicy, HeadKind, Landing, NextBlock, Selected, Surroundings, TraceSelector,
+    AbortReason, DefaultPolicy, HeadKind, NextBlock, Selected, Surroundings, TargetKind,
+    TraceSelector,
 };
 
 /// `user` word: no native code is known to start at this block.
@@ -63,7 +64,7 @@ impl Selector {
     pub fn new(config: &RunConfig, untraced: std::ops::Range<u64>) -> Selector {
         let policy =
             DefaultPolicy { head_threshold: config.threshold(), placement: config.placement };
-        let weighs = config.watches_paths().then_some(memory::fetch_code as _);
+        let weighs = config.measures_paths().then_some(memory::fetch_code as _);
         Selector {
             traces: TraceSelector::new(policy, weighs),
             copies_blocks: config.copies_blocks(),
@@ -115,15 +116,17 @@ impl Selector {
 
     /// Tells the recording under way that the block `to` is executed next.
     fn executes(&mut self, context: &ThreadContext, to: &BlockEntry) -> Option<Selected> {
-        let landing = match to.user {
-            NO_FRAGMENT | COPIED_BLOCK if self.traces.heads.is_postponed(to.pc) => Landing::Short,
-            LOOP_FRAGMENT => Landing::Loop,
-            DISPATCH_FRAGMENT => Landing::Dispatch,
-            LINEAR_DISPATCH_FRAGMENT => Landing::LinearDispatch,
-            _ => Landing::Ordinary,
+        let target = match to.user {
+            NO_FRAGMENT | COPIED_BLOCK if self.traces.heads.is_postponed(to.pc) => {
+                TargetKind::Short
+            }
+            LOOP_FRAGMENT => TargetKind::Loop,
+            DISPATCH_FRAGMENT => TargetKind::Dispatch,
+            LINEAR_DISPATCH_FRAGMENT => TargetKind::LinearDispatch,
+            _ => TargetKind::Ordinary,
         };
         let refused = self.refuses(to);
-        let next = NextBlock { pc: to.pc, landing, refused, lifted: &|| to.lifted() };
+        let next = NextBlock { pc: to.pc, target, refused, lifted: &|| to.lifted() };
         self.traces.executes(&next, &surroundings(context))
     }
 }

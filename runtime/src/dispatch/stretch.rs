@@ -48,7 +48,7 @@ use crate::kernel::process;
 use crate::kernel::process::{Outcome, System};
 use crate::kernel::signal;
 use crate::observe::profile::{Phase, during};
-use dynasour_emitter::Left;
+use dynasour_emitter::ExitReason;
 use dynasour_emitter::blocks::CounterId;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
@@ -88,15 +88,27 @@ enum Ended {
 impl Dispatcher {
     /// Executes one stretch of guest code, leaves guest code, and handles the stretch's end.
     pub(super) fn stretch(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
-        let ended = self.run_stretch(context);
-        if !matches!(ended, Ended::Outside) {
-            self.peer.leave();
-        }
-        let outcome = self.handle_end(context, system, ended);
+        let outcome = match self.stretch_to_stop(context) {
+            Some(stop) => self.handle_stop(context, system, stop),
+            None => Outcome::Continue,
+        };
         if !self.selector.traces.is_recording() {
             self.effort.end();
         }
         outcome
+    }
+
+    /// Executes one stretch of guest code and leaves guest code. Returns why it stopped, if the
+    /// runtime has to handle that; none if the guest continues.
+    pub(super) fn stretch_to_stop(
+        &mut self,
+        context: &mut ThreadContext,
+    ) -> Option<Stop<Selected>> {
+        let ended = self.run_stretch(context);
+        if !matches!(ended, Ended::Outside) {
+            self.peer.leave();
+        }
+        self.handle_end(context, ended)
     }
 
     /// Executes guest code until something has to be handled outside.
@@ -211,7 +223,7 @@ impl Dispatcher {
     fn after_native(
         &mut self,
         entry: NativeEntry,
-        left: Left,
+        left: ExitReason,
         context: &mut ThreadContext,
         code: &dyn Fetch,
     ) -> Option<Ended> {
@@ -251,37 +263,34 @@ impl Dispatcher {
         }
     }
 
-    /// Handles the end of a stretch. The thread is outside.
-    fn handle_end(
-        &mut self,
-        context: &mut ThreadContext,
-        system: &mut System,
-        ended: Ended,
-    ) -> Outcome {
+    /// Handles the end of a stretch as far as it concerns recordings, traces and the cache. The
+    /// thread is outside. Returns the stop that is left for the runtime; none if the guest
+    /// continues.
+    fn handle_end(&mut self, context: &mut ThreadContext, ended: Ended) -> Option<Stop<Selected>> {
         let stop = match ended {
             Ended::Stopped(stop) => stop,
             Ended::Hot(counter, executions) => {
                 self.record_head(context, counter, executions);
-                return Outcome::Continue;
+                return None;
             }
             Ended::HotExit(side) => {
                 self.record_side_trace(context, side);
-                return Outcome::Continue;
+                return None;
             }
             Ended::Stub(work) => {
                 self.make_stub(&work);
-                return Outcome::Continue;
+                return None;
             }
             Ended::Full => {
                 self.overflowed();
-                return Outcome::Continue;
+                return None;
             }
-            Ended::Outside => return Outcome::Continue,
+            Ended::Outside => return None,
         };
         match stop {
             Stop::Policy(selected) => {
                 self.selected(context, selected);
-                return Outcome::Continue;
+                return None;
             }
             Stop::Syscall | Stop::Special { .. } => {
                 if let Some(selected) = self.selector.traces.runtime_instruction() {
@@ -295,7 +304,7 @@ impl Dispatcher {
             }
             Stop::Pending => self.abandon(AbortReason::Signal),
         }
-        self.handle_stop(context, system, stop)
+        Some(stop)
     }
 }
 

@@ -30,7 +30,9 @@ use crate::memory;
 use crate::observe::profile::{Phase, during};
 use dynasour_emitter::blocks::{CounterId, HeadCounts};
 use dynasour_guest::ThreadContext;
-use dynasour_tracer::{AbortReason, HeadKind, Landing, Path, Selected, SpeculationPolicy, worth};
+use dynasour_tracer::{
+    AbortReason, HeadKind, Path, Selected, SpeculationPolicy, TargetKind, worth,
+};
 use std::ops::Range;
 
 /// The weight of an arrival at a block from native code or from outside; an arrival in the
@@ -62,7 +64,7 @@ impl Dispatcher {
                 }
                 match self.compile(&path) {
                     Ok(()) => {
-                        self.effort.came_to(true);
+                        self.effort.note_result(true);
                         self.mark(path.head);
                     }
                     Err(failure) => {
@@ -108,7 +110,7 @@ impl Dispatcher {
         if let Failure::Refused(reason) = failure
             && reason != AbortReason::NotSelected
         {
-            self.effort.came_to(false);
+            self.effort.note_result(false);
         }
         self.count_abort(reason);
         match failure {
@@ -146,10 +148,10 @@ impl Dispatcher {
                 COPIED_BLOCK
             }
             None => NO_FRAGMENT,
-            Some(Landing::Ordinary | Landing::Short) => LINEAR_FRAGMENT,
-            Some(Landing::Loop) => LOOP_FRAGMENT,
-            Some(Landing::Dispatch) => DISPATCH_FRAGMENT,
-            Some(Landing::LinearDispatch) => LINEAR_DISPATCH_FRAGMENT,
+            Some(TargetKind::Ordinary | TargetKind::Short) => LINEAR_FRAGMENT,
+            Some(TargetKind::Loop) => LOOP_FRAGMENT,
+            Some(TargetKind::Dispatch) => DISPATCH_FRAGMENT,
+            Some(TargetKind::LinearDispatch) => LINEAR_DISPATCH_FRAGMENT,
         };
         if user <= COPIED_BLOCK {
             self.selector.traces.dispatch.forget(pc);
@@ -221,7 +223,7 @@ impl Dispatcher {
         if !self.effort.is_affordable() {
             // The thread has used up its time for traces. The head is tried again later, when the
             // guest has run longer.
-            return fragments.put_off(pc, counter, executions);
+            return fragments.postpone(pc, counter, executions);
         }
         drop(fragments);
         let traces = &mut self.selector.traces;
@@ -281,7 +283,7 @@ impl Dispatcher {
                     HeadKind::Other
                 };
                 self.selector.traces.start(entry.lifted(), kind, Vec::new());
-                self.selector.traces.believe();
+                self.selector.traces.compile_unjudged();
                 self.effort.begin();
                 self.side_request = Some(side);
             }
@@ -305,7 +307,7 @@ impl Dispatcher {
             }
             _ => 0,
         };
-        let functions = if self.machine.config.watches_paths() { keeps_a_frame } else { |_| true };
+        let functions = if self.machine.config.measures_paths() { keeps_a_frame } else { |_| true };
         HeadCounts { threshold, functions }
     }
 }

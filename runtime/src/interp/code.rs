@@ -336,13 +336,19 @@ unsafe fn second<const IMM: bool>(w: *mut u64, op: &Code) -> u64 {
 }
 
 macro_rules! handlers {
-    ($($(#[$doc:meta])* fn $name:ident $(<$($g:ident: $bound:ident),* $(; const $k:ident: $kt:ty)*>)? ($w:ident, $op:ident) $body:block)*) => {$(
+    ($(
+        $(#[$doc:meta])*
+        fn $name:ident $(<$($g:ident: $bound:ident),* $(; const $k:ident: $kt:ty)*>)?
+            ($w:ident, $op:ident) $body:block
+    )*) => {$(
         $(#[$doc])*
         ///
         /// # Safety
         /// The module's invariant.
-        #[allow(clippy::macro_metavars_in_unsafe, reason = "the handlers of this module are the arguments")]
-        pub unsafe fn $name $(<$($g: $bound,)* $(const $k: $kt),*>)? ($w: *mut u64, ip: *const Code) -> *const Code {
+        #[allow(clippy::macro_metavars_in_unsafe, reason = "only this module's handlers")]
+        pub unsafe fn $name $(<$($g: $bound,)* $(const $k: $kt),*>)?
+            ($w: *mut u64, ip: *const Code) -> *const Code
+        {
             // SAFETY: the module's invariant.
             unsafe {
                 let $op = &*ip;
@@ -452,14 +458,16 @@ handlers! {
     }
     /// d = load [a + (b << c) + imm]
     fn load_indexed<T: Int>(w, op) {
-        match memory::load::<T>(get(w, op.a).wrapping_add(get(w, op.b) << (op.c & 3)).wrapping_add(op.imm)) {
+        let index = get(w, op.b) << (op.c & 3);
+        match memory::load::<T>(get(w, op.a).wrapping_add(index).wrapping_add(op.imm)) {
             Ok(v) => set(w, op.d, v.wide()),
             Err(memory::Fault) => return faulted(w, op),
         }
     }
     /// d = sign extension to T of load F [a + (b << c) + imm]
     fn load_sext<F: Int, T: Int>(w, op) {
-        match memory::load::<F>(get(w, op.a).wrapping_add(get(w, op.b) << (op.c & 3)).wrapping_add(op.imm)) {
+        let index = get(w, op.b) << (op.c & 3);
+        match memory::load::<F>(get(w, op.a).wrapping_add(index).wrapping_add(op.imm)) {
             Ok(v) => set(w, op.d, T::cut(F::sext(v.wide()) as u64)),
             Err(memory::Fault) => return faulted(w, op),
         }

@@ -37,7 +37,11 @@ fn two<B: Binary>(ty: Ty, imm: bool) -> Handler {
 }
 
 fn two_branch<B: Binary>(ty: Ty, imm: bool) -> Handler {
-    at_type!(ty, T => if imm { code::branch_compare::<B, T, true> } else { code::branch_compare::<B, T, false> })
+    at_type!(ty, T => if imm {
+        code::branch_compare::<B, T, true>
+    } else {
+        code::branch_compare::<B, T, false>
+    })
 }
 
 /// The handler of a two-operand operation, if there is one. With `imm` the second operand is a

@@ -232,11 +232,11 @@ pub struct Guard {
     /// Is it in the loop? False if it stands before the loop.
     pub in_loop: bool,
     /// Block and index of the assume in the version's final text.
-    pub place: (u32, u32),
+    pub position: (u32, u32),
     /// The predicate as text of the IR. Values are replaced by their definitions.
     pub predicate: String,
     /// The predicate in English.
-    pub words: String,
+    pub english: String,
     /// The anchor to which a failure falls back.
     pub anchor: Anchor,
     /// Number of times that it was checked.
@@ -260,7 +260,7 @@ pub struct Anchor {
     pub text: String,
     /// In English: what each guest location holds when the anchor is taken, and which stores are
     /// performed.
-    pub words: Vec<String>,
+    pub english: Vec<String>,
     /// Number of its deferred stores.
     pub stores: u32,
 }

@@ -80,18 +80,19 @@ fn transfer(step: &Recorded) -> Transfer {
     }
 }
 
-/// The census record of the guard that was made of the `assume` at `place` (block and index), with
-/// all counts zero. None if there is no `assume` at `place`.
+/// The census record of the guard that was made of the `assume` at `position` (block and index),
+/// with all counts zero. None if there is no `assume` at `position`.
 pub fn guard(
     version: &Version,
     expressions: &Expressions<'_>,
     path: &Path,
-    place: (u32, u32),
+    position: (u32, u32),
 ) -> Option<Guard> {
-    let block = version.blocks.get(place.0 as usize)?;
-    let assume = block.insts.get(place.1 as usize).filter(|i| i.op == Op::Assume)?;
+    let block = version.blocks.get(position.0 as usize)?;
+    let assume = block.insts.get(position.1 as usize).filter(|i| i.op == Op::Assume)?;
     let (anchor, predicate) = (assume.anchor?, assume.args[0]);
-    let described = Described { version, path, insts: &block.insts, at: place.1 as usize, assume };
+    let described =
+        Described { version, path, insts: &block.insts, at: position.1 as usize, assume };
     let kinds = described.conjuncts(predicate).into_iter().map(|p| described.kind(p));
     let kind =
         kinds.reduce(|a, b| if a == b { a } else { GuardKind::Mixed }).unwrap_or(GuardKind::Branch);
@@ -101,15 +102,15 @@ pub fn guard(
         index: 0,
         kind,
         pc: described.pc(kind, predicate),
-        in_loop: expressions.is_loop(BlockId(place.0)),
-        place,
+        in_loop: expressions.is_loop(BlockId(position.0)),
+        position,
         predicate: expressions.text(predicate),
-        words: expressions.predicate(predicate),
+        english: expressions.predicate(predicate),
         anchor: Anchor {
             name: anchor.to_string(),
             target: a.target.as_const(),
             text: format!("anchor {anchor} = {a}"),
-            words: text,
+            english: text,
             stores: a.stores.len() as u32,
         },
         executed: 0,

@@ -112,12 +112,12 @@ impl Ledger {
         for (n, site) in
             entry.tally.sites.iter().enumerate().filter(|(_, s)| s.kind == SiteKind::Guard)
         {
-            let Some(place) = site.place else { continue };
-            if let Some(described) = guard(made.version, &expressions, made.path, place) {
+            let Some(position) = site.position else { continue };
+            if let Some(described) = guard(made.version, &expressions, made.path, position) {
                 guards.push((n, described));
             }
         }
-        guards.sort_by_key(|(_, guard)| guard.place);
+        guards.sort_by_key(|(_, guard)| guard.position);
         for (index, (n, mut guard)) in guards.into_iter().enumerate() {
             guard.index = index as u32;
             guard.host = (entry.sites[n].counted.host, entry.sites[n].counted.cold);

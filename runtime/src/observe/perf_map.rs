@@ -5,8 +5,8 @@
 //! the guest symbol at which it starts; `:exits` is appended for the code off the path. Resolved
 //! stubs are named `dynasour:stub:…`, and copied blocks `dynasour:copy:…`.
 //!
-//! Data: none; the fragments own the list of [`Piece`]s. The file is written once, at the end of the
-//! run. It also names code that was dropped before, so several lines may name the same addresses.
+//! Data: none; the fragments own the list of [`Piece`]s. The file is written once, at the end of
+//! the run. It also names code that was dropped before, so several lines may name the same addresses.
 //! The caller of [`write()`] holds the lock of the fragments.
 //!
 //! Example: the hot code of trace 12, which starts at `work+0x28` in the guest, is the line

@@ -7,7 +7,7 @@
 
 use super::program::{Pools, Program};
 use super::world::{State, World};
-use dynasour_emitter::Left;
+use dynasour_emitter::ExitReason;
 use dynasour_emitter::blocks::{BlockId, Copied};
 use dynasour_guest::lift::Fetch;
 use dynasour_runtime::interp::Stop;
@@ -113,23 +113,23 @@ fn compare(
         indirect = None;
         let context = &mut *world.native.context;
         match left {
-            Left::Block(link) => {
+            ExitReason::Block(link) => {
                 context.rip = world.emitter.copy_exit(link).ok_or("an exit that leads nowhere")?.0;
                 tally.exits += 1;
             }
-            Left::Indirect(via) => {
+            ExitReason::Indirect(via) => {
                 context.rip = context.next_pc;
                 indirect = Some(via);
                 tally.indirect += 1;
             }
-            Left::Fault => {
+            ExitReason::Fault => {
                 if !world.emitter.copy_state(context, &code) {
                     return Err(format!("a fault at {:#x} in no block", context.fault_rip));
                 }
                 tally.faults += 1;
                 break;
             }
-            Left::Exit(_) | Left::Hot(_) | Left::Stale | Left::Aborted => {
+            ExitReason::Exit(_) | ExitReason::Hot(_) | ExitReason::Stale | ExitReason::Aborted => {
                 return Err(format!("left by {left:?}"));
             }
         }

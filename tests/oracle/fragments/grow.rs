@@ -81,11 +81,13 @@ impl Grown<'_> {
                 let left = exit.id.and_then(|id| self.world.emitter.exit(id)).cloned();
                 let start = crate::state::Registers::interpreted(&from.context);
                 let fragments = self.world.emitter.fragments().len() as u32;
-                let code: Vec<_> =
-                    (first.0..fragments).filter_map(|f| self.world.emitter.listing(FragmentId(f))).collect();
+                let code: Vec<_> = (first.0..fragments)
+                    .filter_map(|f| self.world.emitter.listing(FragmentId(f)))
+                    .collect();
                 let shown = differences.len().min(16);
                 format!(
-                    "left by {left:?}\n  {}\nregisters at the start\n{start}\nprogram\n{}\ncode\n{}",
+                    "left by {left:?}\n  {}\nregisters at the \
+                        start\n{start}\nprogram\n{}\ncode\n{}",
                     differences[..shown].join("\n  "),
                     self.program.listing(),
                     code.join("\n")

@@ -23,7 +23,7 @@ use dynasour_ir::opt::{OptOptions, PASSES, PIPELINE, optimise_with};
 use dynasour_ir::{Context, Fact, Gpr, Version};
 use dynasour_runtime::interp::Stop;
 use dynasour_testkit::code::Random;
-use dynasour_tracer::{DefaultPolicy, HeadKind, Landing, Path, Recorder, Recording, build};
+use dynasour_tracer::{DefaultPolicy, HeadKind, Path, Recorder, Recording, TargetKind, build};
 use program::{Pools, Program};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -51,8 +51,10 @@ const KEPT: &[(&str, &str)] = &[
     // register in use.
     (
         "moves to an exit overwrote what a fault in rep movsq had left in rcx",
-        "433254ae20 4d896618 4d8b6618 dfc1 49f7e4 4c8d1565000000 41ffd2 44884500 41206638 0f93c3 0487 2cf2 480fad7507 498bf4 \
-         498bfe b909000000 f348a5 400f91c6 0fa4f93a 480f44d1 41807e1971 7700 480f437d08 488d0511000000 4c8d0512000000 \
+        "433254ae20 4d896618 4d8b6618 dfc1 49f7e4 4c8d1565000000 41ffd2 44884500 41206638 0f93c3 \
+            0487 2cf2 480fad7507 498bf4 \
+         498bfe b909000000 f348a5 400f91c6 0fa4f93a 480f44d1 41807e1971 7700 480f437d08 \
+         488d0511000000 4c8d0512000000 \
          807d087e 490f42c0 ffe0 4d8da42400030000 4983ef01 7584 0f05 55 488bec 0fc074242e 9e c9 c3",
     ),
 ];
@@ -212,7 +214,7 @@ fn record(world: &mut World, start: &State, random: &mut Random) -> Option<Path>
             }
         }
         let recording = match stop {
-            None => recorder.step(&block, world.ours.context.rip, Landing::Ordinary),
+            None => recorder.step(&block, world.ours.context.rip, TargetKind::Ordinary),
             Some(Stop::Syscall | Stop::Special { .. } | Stop::Trap { .. }) => {
                 recorder.runtime_instruction(&block)
             }
@@ -285,7 +287,8 @@ impl Checked<'_> {
             differences.truncate(16);
             let exit_details = exit.id.and_then(|id| self.world.emitter.exit(id)).cloned();
             format!(
-                "{how}, passes {:?}, left by {exit_details:?}\n  {}\nregisters at the start\n{}\nprogram\n{}\nbuilt\n{}\noptimised\n{}\ncode\n{}",
+                "{how}, passes {:?}, left by {exit_details:?}\n  {}\nregisters at the \
+                    start\n{}\nprogram\n{}\nbuilt\n{}\noptimised\n{}\ncode\n{}",
                 self.passes,
                 differences.join("\n  "),
                 crate::state::Registers::interpreted(&start.context),

@@ -3,7 +3,9 @@
 
 use crate::fragments::program::{CODE, COUNTER, Program};
 use crate::state::{Extended, Registers};
-use dynasour_emitter::{Config as EmitterConfig, Emitter, ExitId, FragmentId, Left, SiteKind};
+use dynasour_emitter::{
+    Config as EmitterConfig, Emitter, ExitId, ExitReason, FragmentId, SiteKind,
+};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::{Decoded, Reader};
 use dynasour_guest::lift::Bytes;
@@ -338,8 +340,8 @@ impl World {
         let left = unsafe { self.emitter.enter(&mut *self.native.context, fragment) }
             .expect("the fragment exists");
         let id = match left {
-            Left::Exit(id) => id,
-            Left::Indirect(_) => {
+            ExitReason::Exit(id) => id,
+            ExitReason::Indirect(_) => {
                 self.native.context.rip = self.native.context.next_pc;
                 World::read_data(&mut self.native.data);
                 return Exit { id: None, kind: SiteKind::EndIndirect };

@@ -63,7 +63,8 @@ impl Lab {
         let native = run_native(&invocation);
         if native.status != guest.expect {
             return Err(format!(
-                "guest `{}` is declared to end with {}, natively it ended with {}\n{}\n  replay: {invocation}",
+                "guest `{}` is declared to end with {}, natively it ended with {}\n{}\n  replay: \
+                    {invocation}",
                 guest.name,
                 guest.expect,
                 native.status,
@@ -78,7 +79,8 @@ impl Lab {
             println!("{:<12} {:>9.1} ms", mode.name, outcome.elapsed.as_secs_f64() * 1e3);
             if let Some(difference) = native.difference(&outcome) {
                 failures.push(format!(
-                    "guest `{}` under `{}` differs from native: {difference}\n  replay: {translated}",
+                    "guest `{}` under `{}` differs from native: {difference}\n  replay: \
+                        {translated}",
                     guest.name, mode.name
                 ));
             }

@@ -70,13 +70,20 @@ macro_rules! for_each_guest {
             threads_static: "threads.c" .flags(&["-pthread", "-static"]),
             threads_unoptimised: "threads.c" .flags(&["-pthread", "-O0"]),
             threads_many: "threads_many.c" .args(&["64", "600"]) .flags(&["-pthread"]),
-            threads_main_returns: "threads_exit.c" .args(&["main_returns"]) .flags(&["-pthread"]) .exits(21),
-            threads_main_first: "threads_exit.c" .args(&["main_first_then_exit"]) .flags(&["-pthread"]) .exits(22),
-            threads_main_first_return: "threads_exit.c" .args(&["main_first_then_return"]) .flags(&["-pthread"]),
-            threads_exit: "threads_exit.c" .args(&["thread_exits"]) .flags(&["-pthread"]) .exits(23),
-            threads_exit_group: "threads_exit.c" .args(&["thread_exits_while_main_sleeps"]) .flags(&["-pthread"]) .exits(24),
-            threads_abort: "threads_exit.c" .args(&["thread_aborts"]) .flags(&["-pthread"]) .dies(6),
-            threads_crash: "threads_exit.c" .args(&["thread_crashes"]) .flags(&["-pthread"]) .dies(11),
+            threads_main_returns: "threads_exit.c" .args(&["main_returns"]) .flags(&["-pthread"])
+                .exits(21),
+            threads_main_first: "threads_exit.c" .args(&["main_first_then_exit"])
+                .flags(&["-pthread"]) .exits(22),
+            threads_main_first_return: "threads_exit.c" .args(&["main_first_then_return"])
+                .flags(&["-pthread"]),
+            threads_exit: "threads_exit.c" .args(&["thread_exits"]) .flags(&["-pthread"])
+                .exits(23),
+            threads_exit_group: "threads_exit.c" .args(&["thread_exits_while_main_sleeps"])
+                .flags(&["-pthread"]) .exits(24),
+            threads_abort: "threads_exit.c" .args(&["thread_aborts"]) .flags(&["-pthread"])
+                .dies(6),
+            threads_crash: "threads_exit.c" .args(&["thread_crashes"]) .flags(&["-pthread"])
+                .dies(11),
             threads_signals: "threads_signals.c" .flags(&["-pthread"]),
             tid_address: "tid_address.c" .flags(&["-pthread"]),
             threads_robust: "threads_robust.c" .flags(&["-pthread"]),
@@ -134,7 +141,8 @@ macro_rules! for_each_guest {
             executable_stack: "executable_stack.c" .flags(&["-Wno-dangling-pointer"]),
             fixed_mappings: "fixed_mappings.c" .flags(&["-pthread"]),
             fixed_mappings_threads: "fixed_mappings.c" .args(&["3"]) .flags(&["-pthread"]),
-            shared_memory: "shared_memory.c" .flags(&["-pthread"]) .args(&["{dir}/shared_memory.tmp"]),
+            shared_memory: "shared_memory.c" .flags(&["-pthread"])
+                .args(&["{dir}/shared_memory.tmp"]),
             address_limit: "address_limit.c" .flags(&["-pthread"]),
             io_uring: "io_uring.c",
             int80: "int80.c" .flags(&["-no-pie", "-mno-red-zone"]) .exits(7),
@@ -158,7 +166,8 @@ macro_rules! for_each_guest {
             jumps_noncanonical: "jumps_noncanonical.c",
             refused: "refused.c",
             self_modifying: "self_modifying.c",
-            code_writes: "code_writes.c" .args(&["{dir}/code_writes.tmp"]) .flags(&["-mno-red-zone"]),
+            code_writes: "code_writes.c" .args(&["{dir}/code_writes.tmp"])
+                .flags(&["-mno-red-zone"]),
             code_many: "code_many.c" .args(&["1500"]),
             code_many_flipping: "code_many.c" .args(&["500", "flip"]),
             code_recycled: "code_recycled.c" .args(&["1000"]),
@@ -167,27 +176,37 @@ macro_rules! for_each_guest {
             execute_only: "execute_only.c",
             protection_keys: "protection_keys.c" .flags(&["-pthread"]),
             code_protections_same: "code_protections.c" .args(&["400", "0"]) .flags(&["-pthread"]),
-            code_protections_refused: "code_protections.c" .args(&["400", "1"]) .flags(&["-pthread"]),
+            code_protections_refused: "code_protections.c" .args(&["400", "1"])
+                .flags(&["-pthread"]),
             code_protections_moved: "code_protections.c" .args(&["400", "2"]) .flags(&["-pthread"]),
-            code_protections_advised: "code_protections.c" .args(&["400", "3"]) .flags(&["-pthread"]),
-            code_protections_single: "code_protections.c" .args(&["400", "4"]) .flags(&["-pthread"]),
+            code_protections_advised: "code_protections.c" .args(&["400", "3"])
+                .flags(&["-pthread"]),
+            code_protections_single: "code_protections.c" .args(&["400", "4"])
+                .flags(&["-pthread"]),
             code_threads: "code_threads.c" .args(&["25"]) .flags(&["-pthread"]),
             code_neighbours: "code_neighbours.c" .args(&["300"]) .flags(&["-pthread"]),
             code_behind_calls: "code_behind_calls.c" .args(&["1000"]) .flags(&["-pthread"]),
             code_addresses: "code_addresses.c" .flags(&["-pthread"]),
             constant_slots: "constant_slots.c" .flags(&["-pthread"]),
             word_jumps: "word_jumps.c" .flags(&["-pthread", "-Wl,-z,lazy"]),
-            dlopen_loop: "dlopen_loop.c" .args(&["{dir}/libdlopen_loop.so", "40"]) .flags(&["-rdynamic"]) .library("dlopen_library.c"),
-            dlopen: "dlopen.c" .args(&["{dir}/libdlopen.so"]) .flags(&["-rdynamic"]) .library("dlopen_library.c"),
-            script: "script.sh" .args(&["one", "two words"]) .stdin(b"alpha beta gamma\ndelta\n") .exits(12),
+            dlopen_loop: "dlopen_loop.c" .args(&["{dir}/libdlopen_loop.so", "40"])
+                .flags(&["-rdynamic"]) .library("dlopen_library.c"),
+            dlopen: "dlopen.c" .args(&["{dir}/libdlopen.so"]) .flags(&["-rdynamic"])
+                .library("dlopen_library.c"),
+            script: "script.sh" .args(&["one", "two words"]) .stdin(b"alpha beta \
+gamma\ndelta\n") .exits(12),
             // Forms of executables, and what a program finds at its start.
             start_pie: "echo_args.c" .args(&["a", "", "b c", "\u{e9}"]) .exits(5),
             start_no_pie: "echo_args.c" .flags(&["-no-pie"]) .exits(1),
             inherited: "inherited.c" .flags(&["-mno-red-zone"]),
-            inherited_changed: "inherited.c" .flags(&["-mno-red-zone"]) .args(&["under", "{dir}/inherited_changed"]),
-            start_lowest: "echo_args.c" .args(&["x"]) .flags(&["-no-pie", "-Wl,-Ttext-segment=0x10000"]) .exits(2),
-            start_in_cache: "echo_args.c" .args(&["x"]) .flags(&["-no-pie", "-Wl,-Ttext-segment=0x20000000"]) .exits(2),
-            start_above_cache: "echo_args.c" .args(&["x"]) .flags(&["-static", "-Wl,-Ttext-segment=0x70000000"]) .exits(2),
+            inherited_changed: "inherited.c" .flags(&["-mno-red-zone"])
+                .args(&["under", "{dir}/inherited_changed"]),
+            start_lowest: "echo_args.c" .args(&["x"])
+                .flags(&["-no-pie", "-Wl,-Ttext-segment=0x10000"]) .exits(2),
+            start_in_cache: "echo_args.c" .args(&["x"])
+                .flags(&["-no-pie", "-Wl,-Ttext-segment=0x20000000"]) .exits(2),
+            start_above_cache: "echo_args.c" .args(&["x"])
+                .flags(&["-static", "-Wl,-Ttext-segment=0x70000000"]) .exits(2),
             start_high: "asm_hello.S" .flags(&["-Wl,-Ttext-segment=0x100000000"]) .exits(42),
             start_highest: "asm_hello.S" .flags(&["-Wl,-Ttext-segment=0x7fff00000000"]) .exits(42),
             start_static: "echo_args.c" .args(&["x"]) .flags(&["-static"]) .exits(2),
@@ -231,7 +250,9 @@ macro_rules! for_each_guest {
 macro_rules! as_data {
     ($($name:ident: $source:literal $(.$method:ident($argument:expr))*,)*) => {
         /// All guests, in the order of their declaration.
-        pub const GUESTS: &[Guest] = &[$(Guest::new(stringify!($name), $source)$(.$method($argument))*,)*];
+        pub const GUESTS: &[Guest] = &[
+            $(Guest::new(stringify!($name), $source)$(.$method($argument))*,)*
+        ];
     };
 }
 

@@ -305,7 +305,8 @@ int main(int argc, char **argv) {
 }
 "#;
 
-const PART_C: &str = "int part(int x) {\n    int s = 0;\n    for (int i = 0; i < x; i++) s += i * i;\n    return s;\n}\n";
+const PART_C: &str = "int part(int x) {\n    int s = 0;\n    for (int i = 0; i < x; i++) s += i * \
+    i;\n    return s;\n}\n";
 
 const MAKEFILE: &str = "\
 all: out/upper out/count

@@ -291,7 +291,8 @@ fn stream_difference(name: &str, native: &[u8], other: &[u8]) -> Option<String> 
     let start =
         native[..at].iter().rposition(|&byte| byte == b'\n').map_or(0, |newline| newline + 1);
     Some(format!(
-        "{name} differs at byte {at}, line {line} (native {} bytes, this {} bytes)\n    native: {}\n    this:   {}",
+        "{name} differs at byte {at}, line {line} (native {} bytes, this {} bytes)\n    native: \
+            {}\n    this:   {}",
         native.len(),
         other.len(),
         quote(line_from(native, start)),

@@ -10,7 +10,7 @@
 use crate::codegen::lower::{LeftRaw, Lower, LowerError};
 use crate::codegen::mach::{Addr, End, EndRsp, Kind, Opnd, Ops, SiteDraft, SiteKind, preg};
 use crate::codegen::x86::Size;
-use crate::record::{Node, Place, Record, RecordStore};
+use crate::record::{Location, Node, Record, RecordStore};
 use dynasour_guest::context::offset;
 use dynasour_ir::semantics::ARITH_FLAGS;
 use dynasour_ir::{AnchorId, Gpr, Loc, Op, Operand, Ty, Value};
@@ -85,7 +85,7 @@ impl Lower<'_> {
             anchor,
             record: None,
             progress: true,
-            place: self.place(),
+            position: self.position(),
         });
         end.site = (self.sites.len() - 1) as u32;
         self.emit(Kind::End(Box::new(end)), ops, None);
@@ -228,8 +228,8 @@ impl Lower<'_> {
             let node = self.node(value, loc.ty(), b)?;
             b.record.locations.push((loc, node));
         }
-        for &(register, slot) in &self.entry_places.saved {
-            let node = b.push(Node::Leaf(Place::Slot(slot), Ty::I64));
+        for &(register, slot) in &self.entry_locations.saved {
+            let node = b.push(Node::Leaf(Location::Slot(slot), Ty::I64));
             b.record.locations.push((Loc::Gpr(Gpr::new(register)), node));
         }
         for g in Gpr::all().filter(|g| *g != Gpr::RSP) {
@@ -277,11 +277,11 @@ impl Lower<'_> {
             let args = smallvec![b.leaf(r, ty), b.push(Node::Const(c))];
             b.push(Node::Op(op, ty, args))
         } else if self.survey.is_pinned(v) {
-            b.push(Node::Leaf(Place::Reg(Gpr::RSP.number() as u8), Ty::I64))
+            b.push(Node::Leaf(Location::Reg(Gpr::RSP.number() as u8), Ty::I64))
         } else if let Some(r) = self.vregs[v.index()] {
             b.leaf(r, ty)
         } else if b.flags_in_place && self.survey.flags_param() == Some(v) {
-            b.push(Node::Leaf(Place::Flags, Ty::Flags))
+            b.push(Node::Leaf(Location::Flags, Ty::Flags))
         } else {
             match self.survey.inst_of(v) {
                 Some(inst) if inst.op.is_pure() => {
@@ -344,6 +344,6 @@ impl RecordBuilder {
                 self.ops.len() - 1
             }
         };
-        self.push(Node::Leaf(Place::Operand(operand as u16), ty))
+        self.push(Node::Leaf(Location::Operand(operand as u16), ty))
     }
 }

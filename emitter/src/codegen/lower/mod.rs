@@ -35,14 +35,14 @@ mod memory;
 mod operations;
 mod survey;
 
-use crate::codegen::exit_entry::EntryPlaces;
+use crate::codegen::exit_entry::EntryLocations;
 use crate::codegen::lower::survey::{Def, Survey};
 use crate::codegen::mach::{
     Addr, Kind, MInst, Opnd, Ops, SelectedBlock, Site, SiteDraft, SiteKind, preg, vreg,
 };
 use crate::codegen::x86::Size;
 use crate::cpu::Cpu;
-use crate::record::{Place, Record};
+use crate::record::{Location, Record};
 use dynasour_guest::context::offset;
 use dynasour_ir::{AnchorId, Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
 use iced_x86::{Code, Register};
@@ -87,7 +87,7 @@ pub struct LeftRaw {
 pub(crate) struct Lower<'a> {
     pub v: &'a Version,
     pub cpu: Cpu,
-    pub entry_places: &'a EntryPlaces,
+    pub entry_locations: &'a EntryLocations,
     /// What is known before selection.
     pub survey: Survey<'a>,
     /// Virtual register of each value that has been demanded.
@@ -130,7 +130,7 @@ pub(crate) struct Lower<'a> {
 }
 
 /// Selects machine instructions for a trace.
-pub(crate) fn lower(v: &Version, cpu: Cpu, entry: &EntryPlaces) -> Result<Selected, LowerError> {
+pub(crate) fn lower(v: &Version, cpu: Cpu, entry: &EntryLocations) -> Result<Selected, LowerError> {
     let mut l = Lower::new(v, cpu, entry)?;
     l.run()
 }
@@ -139,14 +139,14 @@ impl<'a> Lower<'a> {
     fn new(
         v: &'a Version,
         cpu: Cpu,
-        entry_places: &'a EntryPlaces,
+        entry_locations: &'a EntryLocations,
     ) -> Result<Lower<'a>, LowerError> {
         let n = v.types.len();
         Ok(Lower {
             v,
             cpu,
-            entry_places,
-            survey: Survey::of(v, entry_places)?,
+            entry_locations,
+            survey: Survey::of(v, entry_locations)?,
             vregs: vec![None; n],
             demanded: vec![false; n],
             placed: vec![false; n],
@@ -288,17 +288,17 @@ impl<'a> Lower<'a> {
         let v = self.v;
         let mut ops = Ops::new();
         let mut slots: SmallVec<[(VReg, u16); 8]> = SmallVec::new();
-        let mut places = self.entry_places.places.iter();
+        let mut locations = self.entry_locations.locations.iter();
         for (p, loc) in v.blocks[0].params.iter().zip(&v.entry_locs) {
-            let place = places.next().copied().flatten();
+            let location = locations.next().copied().flatten();
             let Some(r) = self.vregs[p.index()] else { continue };
-            match (place, loc) {
-                (Some(Place::Reg(n)), _) => {
+            match (location, loc) {
+                (Some(Location::Reg(n)), _) => {
                     ops.push(RaOperand::reg_fixed_def(r, preg(usize::from(n))))
                 }
-                (Some(Place::Slot(n)), _) => slots.push((r, n)),
-                (Some(Place::Flags), _) => self.entry_flags = Some(r),
-                (Some(Place::Operand(_)), _) => {}
+                (Some(Location::Slot(n)), _) => slots.push((r, n)),
+                (Some(Location::Flags), _) => self.entry_flags = Some(r),
+                (Some(Location::Operand(_)), _) => {}
                 (None, Loc::Gpr(g)) => self.entry_gpr[g.number()] = Some(r),
                 (None, _) => self.entry_flags = Some(r),
             }
@@ -430,13 +430,13 @@ impl<'a> Lower<'a> {
             anchor,
             record: Some(record),
             progress,
-            place: self.place(),
+            position: self.position(),
         });
         Site((self.sites.len() - 1) as u32)
     }
 
     /// The instruction being selected.
-    pub fn place(&self) -> (u32, u32) {
+    pub fn position(&self) -> (u32, u32) {
         (self.block as u32, self.pos as u32)
     }
 

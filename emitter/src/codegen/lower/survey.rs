@@ -5,9 +5,9 @@
 //! [`Survey`] holds the facts that such a walk cannot find out on its way. They do not change while
 //! it selects.
 
-use crate::codegen::exit_entry::EntryPlaces;
+use crate::codegen::exit_entry::EntryLocations;
 use crate::codegen::lower::LowerError;
-use crate::record::Place;
+use crate::record::Location;
 use dynasour_ir::reach::ends_reach;
 use dynasour_ir::{Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
 use rustc_hash::FxHashMap;
@@ -31,7 +31,7 @@ const MAX_TREE: u32 = 32;
 /// The facts about one version and the state in which it is entered.
 pub(crate) struct Survey<'a> {
     v: &'a Version,
-    entry_places: &'a EntryPlaces,
+    entry_locations: &'a EntryLocations,
     pub defs: Vec<Def>,
     /// Uses by instructions and terminators.
     pub hot_uses: Vec<u32>,
@@ -60,7 +60,10 @@ pub(crate) struct Survey<'a> {
 
 impl<'a> Survey<'a> {
     /// Looks at a version that is entered in this state.
-    pub fn of(v: &'a Version, entry_places: &'a EntryPlaces) -> Result<Survey<'a>, LowerError> {
+    pub fn of(
+        v: &'a Version,
+        entry_locations: &'a EntryLocations,
+    ) -> Result<Survey<'a>, LowerError> {
         let n = v.types.len();
         if let Some(ty) = v.types.iter().find(|t| matches!(t, Ty::V128 | Ty::V256 | Ty::V512)) {
             return Err(LowerError::Unsupported(format!("values of type {ty}")));
@@ -77,7 +80,7 @@ impl<'a> Survey<'a> {
         }
         let mut survey = Survey {
             v,
-            entry_places,
+            entry_locations,
             defs: vec![Def::None; n],
             hot_uses: vec![0; n],
             leaf: vec![false; n],
@@ -91,7 +94,7 @@ impl<'a> Survey<'a> {
                 .map(|b| Some(b.insts.iter().position(|i| ends_reach(v, i))? as u32))
                 .collect(),
             available: FxHashMap::default(),
-            touched: entry_places.occupied & !entry_places.saved_registers(),
+            touched: entry_locations.occupied & !entry_locations.saved_registers(),
             keep_flags: false,
             uses_vector: false,
         };
@@ -103,7 +106,7 @@ impl<'a> Survey<'a> {
     /// Finds definitions, counts uses, and decides which registers and values the records need.
     fn survey(&mut self) -> Result<(), LowerError> {
         let v = self.v;
-        let saved = self.entry_places.saved_registers();
+        let saved = self.entry_locations.saved_registers();
         let mut clobbers_flags = false;
         let mut flags_written = false;
         for (b, block) in v.blocks.iter().enumerate() {
@@ -278,7 +281,7 @@ impl<'a> Survey<'a> {
     /// The guest location that an entry parameter is, unless it is a value that an exit left
     /// somewhere.
     pub fn entry_loc(&self, n: usize) -> Option<Loc> {
-        match self.entry_places.places.get(n) {
+        match self.entry_locations.locations.get(n) {
             Some(Some(_)) => None,
             _ => self.v.entry_locs.get(n).copied(),
         }
@@ -286,9 +289,11 @@ impl<'a> Survey<'a> {
 
     /// The entry parameter that is the flags in the host's flags.
     pub fn flags_param(&self) -> Option<Value> {
-        let n = (0..self.v.entry_locs.len()).find(|n| match self.entry_places.places.get(*n) {
-            Some(Some(place)) => *place == Place::Flags,
-            _ => self.v.entry_locs[*n] == Loc::Flags,
+        let n = (0..self.v.entry_locs.len()).find(|n| {
+            match self.entry_locations.locations.get(*n) {
+                Some(Some(location)) => *location == Location::Flags,
+                _ => self.v.entry_locs[*n] == Loc::Flags,
+            }
         })?;
         Some(self.v.blocks[0].params[n])
     }
@@ -296,8 +301,8 @@ impl<'a> Survey<'a> {
     /// Is this the guest's stack pointer at entry, which stays in rsp?
     pub fn is_pinned(&self, v: Value) -> bool {
         match self.defs[v.index()] {
-            Def::Param(0, n) => match self.entry_places.places.get(n as usize) {
-                Some(Some(place)) => *place == Place::Reg(Gpr::RSP.number() as u8),
+            Def::Param(0, n) => match self.entry_locations.locations.get(n as usize) {
+                Some(Some(location)) => *location == Location::Reg(Gpr::RSP.number() as u8),
                 _ => self.v.entry_locs[n as usize] == Loc::Gpr(Gpr::RSP),
             },
             _ => false,

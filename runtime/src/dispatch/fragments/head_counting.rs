@@ -108,10 +108,10 @@ impl Fragments {
 
     /// The head at `pc` is hot, after `executions` executions, but no time may be spent on traces
     /// now. It will be hot again after a pause, or without pauses after twice as many executions.
-    pub fn put_off(&mut self, pc: u64, counter: CounterId, executions: u64) {
+    pub fn postpone(&mut self, pc: u64, counter: CounterId, executions: u64) {
         match self.counting.heads.get_mut(&pc) {
             Some(head) => {
-                let factor = head.put_off();
+                let factor = head.postpone();
                 self.pause(pc, counter, SOON * factor, executions.saturating_mul(factor));
             }
             None => self.emitter.set_counter(counter, executions.saturating_mul(2)),

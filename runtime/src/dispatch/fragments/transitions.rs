@@ -27,7 +27,7 @@ use super::{FragmentError, Fragments, SideRequest, perform_store};
 use crate::interp::noncanonical;
 use crate::observe::stats::DeoptReason;
 use dynasour_emitter::blocks::{Copied, Counted, CounterId};
-use dynasour_emitter::{EmitError, EntryPoint, ExitId, FragmentId, Left, SiteKind, Via};
+use dynasour_emitter::{EmitError, EntryPoint, ExitId, ExitReason, FragmentId, SiteKind, Via};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
 use dynasour_tracer::SpeculationPolicy;
@@ -217,19 +217,19 @@ impl Fragments {
     /// An invariant is broken.
     pub fn after_native(
         &mut self,
-        left: Left,
+        left: ExitReason,
         context: &mut ThreadContext,
         policy: &dyn SpeculationPolicy,
     ) -> Result<AfterNative, FragmentError> {
         match left {
-            Left::Aborted => Ok(AfterNative::Continue(Arrival::Ordinary)),
-            Left::Fault => Ok(AfterNative::Fault),
-            Left::Stale => {
+            ExitReason::Aborted => Ok(AfterNative::Continue(Arrival::Ordinary)),
+            ExitReason::Fault => Ok(AfterNative::Fault),
+            ExitReason::Stale => {
                 context.rip = context.next_pc;
                 self.emitter.copied_stale(context.rip);
                 Ok(AfterNative::Continue(Arrival::WithoutProgress))
             }
-            Left::Block(link) => {
+            ExitReason::Block(link) => {
                 let (pc, past_fragments) =
                     self.emitter.copy_exit(link).ok_or(EmitError::Unknown)?;
                 context.rip = pc;
@@ -237,7 +237,7 @@ impl Fragments {
                     if past_fragments { Arrival::WithoutProgress } else { Arrival::Ordinary };
                 Ok(AfterNative::Continue(arrival))
             }
-            Left::Indirect(via) => {
+            ExitReason::Indirect(via) => {
                 context.rip = context.next_pc;
                 self.stats.indirect.missed += 1;
                 match noncanonical::refused_transfer(context, self.emitter.transfer(context)) {
@@ -245,8 +245,8 @@ impl Fragments {
                     None => Ok(AfterNative::Continue(Arrival::Indirect(via))),
                 }
             }
-            Left::Hot(counter) => self.counter_ran_out(counter, context, policy),
-            Left::Exit(exit) => self.left_by_exit(exit, context, policy),
+            ExitReason::Hot(counter) => self.counter_ran_out(counter, context, policy),
+            ExitReason::Exit(exit) => self.left_by_exit(exit, context, policy),
         }
     }
 

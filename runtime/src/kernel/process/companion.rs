@@ -165,7 +165,7 @@ impl CompanionSeat {
         if !left.is_null() {
             // SAFETY: [`System::settle_in`] leaked this box, and the companion that used it has
             // ended, has executed another program, or is the caller, which uses it no more.
-            unsafe { Box::from_raw(left) }.body.rest();
+            unsafe { Box::from_raw(left) }.body.park();
         }
     }
 

@@ -87,7 +87,7 @@ pub trait ThreadBody: Send {
 
     /// Makes the body available for another thread. The thread that ran it is about to end, or has
     /// gone in an execve.
-    fn rest(self: Box<Self>);
+    fn park(self: Box<Self>);
 }
 
 /// The threads of a process.
@@ -339,7 +339,7 @@ extern "C" fn start(argument: *mut libc::c_void) -> *mut libc::c_void {
     let ending = body.run(&mut seat.context, &mut system);
     // The data that the signal handler reads is given away below. So no signal may come any more.
     signal::set_kernel_mask(!0);
-    body.rest();
+    body.park();
     let process = system.process.clone();
     drop(system);
     lock(&process.threads().free).push(seat);

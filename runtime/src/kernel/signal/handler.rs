@@ -28,7 +28,7 @@
 //!
 //! Example: `mov rax, [rdi]` of the interpreter faults at guest address 0x10. `memory::fixup` knows
 //! rip and names the address behind the access; the access returns an error there, and the
-//! interpreter raises the guest's SIGSEGV ([`GuestFault::noted`]).
+//! interpreter raises the guest's SIGSEGV ([`GuestFault::from_host_fault`]).
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -171,7 +171,7 @@ impl GuestFault {
     /// The guest's fault at `pc`, from the `fault` that the handler has noted at the host
     /// instruction that was executed for it. `context` holds the state before the guest's
     /// instruction.
-    pub fn noted(context: &ThreadContext, pc: u64, fault: &FaultInfo) -> GuestFault {
+    pub fn from_host_fault(context: &ThreadContext, pc: u64, fault: &FaultInfo) -> GuestFault {
         let fault = &precise::of_guest(context, pc, *fault);
         let page_fault = fault.trapno == Self::PAGE_FAULT;
         // SIGFPE and SIGILL have the instruction's address in `si_addr`: the guest must see its

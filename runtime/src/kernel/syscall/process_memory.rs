@@ -16,16 +16,12 @@
 
 use std::ops::Range;
 
-use super::memory::inode_of;
+use super::memory::{inode_of, is_error};
 use crate::kernel::entry::{self, Call};
 use crate::kernel::process::{Done, Engine, System};
 
 /// `statfs::f_type` of /proc (manual: statfs(2)).
 const PROC_SUPER_MAGIC: i64 = 0x9fa0;
-
-fn is_error(value: i64) -> bool {
-    (-4095..0).contains(&value)
-}
 
 /// Does this descriptor lead to the memory of a process, its own or another's?
 fn is_memory(fd: i32) -> bool {

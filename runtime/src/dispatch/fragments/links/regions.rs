@@ -18,7 +18,7 @@ use super::exits::Event;
 use super::policy::{self, Destination, ExitOrigin, Origin, Rank};
 use crate::dispatch::fragments::{Fragments, Role};
 use dynasour_emitter::{ExitId, FragmentId};
-use dynasour_tracer::{Landing, SpeculationPolicy};
+use dynasour_tracer::{SpeculationPolicy, TargetKind};
 
 /// The most exits that may have a side trace of their own from one pc (guess: the next recording
 /// makes a version of the region instead; too high compiles the same path many times, too low makes
@@ -74,13 +74,13 @@ impl Fragments {
     }
 
     /// Does a fragment start at `pc`, and if so, what kind?
-    pub fn kind_at(&self, pc: u64) -> Option<Landing> {
+    pub fn kind_at(&self, pc: u64) -> Option<TargetKind> {
         let is_loop = self.lives.shape(self.first_version(pc)?).is_loop;
         Some(match (is_loop, self.dispatching.contains(&pc)) {
-            (true, true) => Landing::Dispatch,
-            (true, false) => Landing::Loop,
-            (false, true) => Landing::LinearDispatch,
-            (false, false) => Landing::Ordinary,
+            (true, true) => TargetKind::Dispatch,
+            (true, false) => TargetKind::Loop,
+            (false, true) => TargetKind::LinearDispatch,
+            (false, false) => TargetKind::Ordinary,
         })
     }
 

@@ -29,10 +29,8 @@ use dynasour_emitter::{CodegenError, CompiledStub, ExitId, FragmentId, StubReque
 /// A resolved stub that is to be compiled without the lock.
 #[derive(Debug)]
 pub struct StubWork {
-    exit: ExitId,
     event: Event,
     to: Destination,
-    target: StubTarget,
     generation: u64,
     request: StubRequest,
 }
@@ -61,7 +59,7 @@ impl Fragments {
             && let Ok(request) = self.emitter.stub_request(exit, target)
         {
             let generation = self.generation;
-            self.wanted_stub = Some(StubWork { exit, event, to, target, generation, request });
+            self.wanted_stub = Some(StubWork { event, to, generation, request });
         }
     }
 
@@ -92,7 +90,8 @@ impl Fragments {
         work: &StubWork,
         compiled: Result<CompiledStub, CodegenError>,
     ) -> bool {
-        let &StubWork { exit, event, to, target, generation, .. } = work;
+        let &StubWork { event, to, generation, ref request } = work;
+        let (exit, target) = (request.exit(), request.target());
         if self.retired || generation != self.generation || !self.may_become(exit, event, to) {
             return false;
         }

@@ -395,7 +395,7 @@ fn a_fault_of_our_own_is_reported_while_its_thread_holds_a_lock() {
             libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, flags, -1, 0)
         };
         // SAFETY: none: the test makes the host fault, which is the bug to be reported.
-        pages.held(|| unsafe { page.cast::<u8>().write_volatile(1) });
+        pages.while_locked(|| unsafe { page.cast::<u8>().write_volatile(1) });
         1
     });
     assert_eq!(status, 1000 + SEGV);

@@ -87,7 +87,7 @@ impl System {
                 Outcome::Continue
             }
             Err(Refused::Access) => {
-                let fault = GuestFault::noted(context, pc, &memory::last_fault());
+                let fault = GuestFault::from_host_fault(context, pc, &memory::last_fault());
                 self.raise(context, fault)
             }
             Err(Refused::Fault(fault)) => self.raise(context, fault),
