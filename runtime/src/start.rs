@@ -28,7 +28,7 @@ use std::ffi::{CStr, CString, OsStr, OsString};
 use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use thiserror::Error;
 
 /// Why a guest did not start. Nothing of it has been executed.
@@ -81,7 +81,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     // cache does not.
     let pages = Arc::new(CodePages::default());
     host::install(&pages);
-    let machine = Machine::new(config, vdso_range(), pages.clone()).map_err(setup)?;
+    let machine = Machine::new(config, vdso_range, pages.clone()).map_err(setup)?;
     if config.stats || config.stats_json.is_some() {
         profile::enable();
     }
@@ -185,9 +185,12 @@ fn follow(config: &RunConfig) -> std::io::Result<Follow> {
 /// The pages of the vDSO and of the variables that it reads. Its code is not traced: it reads under
 /// sequence locks, so none of its loads may be removed or moved.
 fn vdso_range() -> Range<u64> {
-    let maps = space::maps().unwrap_or_default();
-    let is_vdso = |path: &OsString| path == "[vdso]" || path.as_bytes().starts_with(b"[vvar");
-    let ranges =
-        maps.iter().filter(|m| m.path.as_ref().is_some_and(is_vdso)).map(|m| m.range.clone());
-    ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
+    static RANGE: LazyLock<Range<u64>> = LazyLock::new(|| {
+        let maps = space::maps().unwrap_or_default();
+        let is_vdso = |path: &OsString| path == "[vdso]" || path.as_bytes().starts_with(b"[vvar");
+        let ranges =
+            maps.iter().filter(|m| m.path.as_ref().is_some_and(is_vdso)).map(|m| m.range.clone());
+        ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
+    });
+    RANGE.clone()
 }

@@ -335,7 +335,7 @@ fn check_programs(tier: Tier, programs: &[(i32, &[&[Op]])], preemptions: usize) 
         // SAFETY: alarm has no effect on memory.
         unsafe { libc::alarm(600) };
         let pages = Arc::new(CodePages::default());
-        let machine = Machine::new(&config(tier), 0..0, pages.clone()).expect("memory");
+        let machine = Machine::new(&config(tier), || 0..0, pages.clone()).expect("memory");
         crate::changes::host::install(&pages);
         pages.set_threaded();
         let brk = Brk::new(0).expect("room for a break");

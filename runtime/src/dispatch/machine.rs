@@ -44,8 +44,8 @@ static MACHINE: AtomicPtr<Machine> = AtomicPtr::new(std::ptr::null_mut());
 pub struct Machine {
     /// What the user asked for.
     pub config: RunConfig,
-    /// Code that is never traced (the vDSO).
-    pub untraced: Range<u64>,
+    /// Returns the range of the code that is never traced (the vDSO).
+    pub untraced: fn() -> Range<u64>,
     /// What is known of the pages of guest code.
     pub pages: Arc<CodePages>,
     /// The guest's threads, and those of idle dispatchers.
@@ -67,7 +67,7 @@ impl Machine {
     /// The code cache could not be made.
     pub fn new(
         config: &RunConfig,
-        untraced: Range<u64>,
+        untraced: fn() -> Range<u64>,
         pages: Arc<CodePages>,
     ) -> Result<&'static Machine, FragmentError> {
         let fragments = match config.tier {

@@ -101,7 +101,7 @@ impl Dispatcher {
         interp.reserve()?;
         let peer = Arc::new(Peer::default());
         machine.peers.add(peer.clone());
-        let selector = Selector::new(&machine.config, machine.untraced.clone());
+        let selector = Selector::new(&machine.config, machine.untraced);
         let dispatcher = Dispatcher {
             machine,
             peer,

@@ -52,7 +52,7 @@ pub struct Selector {
     /// The next executions of heads, this many, are not counted.
     uncounted: u32,
     /// Code in this range is never traced (the vDSO).
-    untraced: std::ops::Range<u64>,
+    untraced: fn() -> std::ops::Range<u64>,
     /// Guest blocks are copied, and heads are counted in the copies.
     copies_blocks: bool,
     /// A block is interpreted until it is warm (see [`is_warm`]), and copied then.
@@ -60,8 +60,9 @@ pub struct Selector {
 }
 
 impl Selector {
-    /// A selector with the thresholds of `config`, which records no code in `untraced`.
-    pub fn new(config: &RunConfig, untraced: std::ops::Range<u64>) -> Selector {
+    /// A selector with the thresholds of `config`, which records no code in the range that `untraced`
+    /// returns.
+    pub fn new(config: &RunConfig, untraced: fn() -> std::ops::Range<u64>) -> Selector {
         let policy =
             DefaultPolicy { head_threshold: config.threshold(), placement: config.placement };
         let weighs = config.measures_paths().then_some(memory::fetch_code as _);
@@ -81,7 +82,7 @@ impl Selector {
 
     /// Why traces may not be made of this block.
     fn refuses(&self, block: &BlockEntry) -> Option<AbortReason> {
-        if self.untraced.contains(&block.pc) {
+        if (self.untraced)().contains(&block.pc) {
             Some(AbortReason::Vdso)
         } else if self.copies_blocks && block.is_checked() {
             // Plain stores may change this code unnoticed. Its copied block compares its guest

@@ -153,15 +153,14 @@ impl System {
         call: &Call,
     ) -> Done {
         let nr = call.nr as u32;
-        let (name, treatment) = table::treatment(nr);
-        match treatment {
+        match table::treatment(nr) {
             Treatment::Kernel => self.pass_32(engine, call),
             Treatment::Same(same) => {
                 let call = Call { nr: same as u64, args: call.args };
                 self.perform_writing(context, engine, &call)
             }
             Treatment::Own(handler) => handler(self, context, engine, call),
-            Treatment::Refused(reason) => refuse(nr, name, reason),
+            Treatment::Refused(reason) => refuse(nr, table::name(nr), reason),
         }
     }
 

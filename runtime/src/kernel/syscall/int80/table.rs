@@ -4,6 +4,9 @@
 //! 6.18's i386 table that Debian's `asm/unistd_32.h` names; a test compares it with that header if
 //! the machine has one. A number that is not in the table goes to the kernel.
 //!
+//! The table becomes a text and a `match`. An array with pointers would be relocated whenever the
+//! translator starts, a page fault for each of its pages.
+//!
 //! Example: the row of 5, `open`, names `files::open`, because the path may be `/proc/self/exe`.
 
 use super::{files, memory, processes, signals};
@@ -47,12 +50,24 @@ const USELIB: &str = "the kernel would map a library where the translator may ha
 const EVENTS: &str = "waiting for events with a signal mask of its own is only translated for \
                       64-bit calls";
 
-/// One call: its number, its name in the header, and how it is performed.
-pub(super) type Row = (u32, &'static str, Treatment);
+/// Defines the calls: the number of each, its name in the header, and how it is performed.
+macro_rules! table {
+    ($(($nr:literal, $name:literal, $treatment:expr),)*) => {
+        /// Number and name of each call, a line each.
+        const NAMES: &str = concat!($($nr, " ", $name, "\n"),*);
 
-/// All calls.
+        /// How the call `nr` is performed; none if the table does not have it.
+        fn known(nr: u32) -> Option<Treatment> {
+            match nr {
+                $($nr => Some($treatment),)*
+                _ => None,
+            }
+        }
+    };
+}
+
 #[rustfmt::skip]
-pub(super) const TABLE: &[Row] = &[
+table! {
     (0, "restart_syscall", Same(libc::SYS_restart_syscall)),
     (1, "exit", Same(libc::SYS_exit)),
     (2, "fork", Same(libc::SYS_fork)),
@@ -512,14 +527,24 @@ pub(super) const TABLE: &[Row] = &[
     (467, "open_tree_attr", Kernel),
     (468, "file_getattr", Kernel),
     (469, "file_setattr", Kernel),
-];
+}
 
-/// How the call `nr` is performed, and its name.
-pub(super) fn treatment(nr: u32) -> (&'static str, Treatment) {
-    match TABLE.binary_search_by_key(&nr, |&(number, ..)| number) {
-        Ok(at) => (TABLE[at].1, TABLE[at].2),
-        Err(_) => ("unknown", Kernel),
-    }
+/// Number and name of each call.
+fn names() -> impl Iterator<Item = (u32, &'static str)> {
+    NAMES
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .filter_map(|(nr, name)| Some((nr.parse().ok()?, name)))
+}
+
+/// The name of the call `nr`.
+pub(super) fn name(nr: u32) -> &'static str {
+    names().find(|(number, _)| *number == nr).map_or("unknown", |(_, name)| name)
+}
+
+/// How the call `nr` is performed.
+pub(super) fn treatment(nr: u32) -> Treatment {
+    known(nr).unwrap_or(Kernel)
 }
 
 #[cfg(test)]
@@ -528,8 +553,9 @@ mod tests {
 
     #[test]
     fn the_table_is_sorted() {
-        assert!(TABLE.is_sorted_by_key(|&(number, ..)| number));
-        assert!(TABLE.windows(2).all(|pair| pair[0].0 != pair[1].0));
+        assert_eq!(names().count(), NAMES.lines().count());
+        assert!(names().is_sorted_by_key(|(number, _)| number));
+        assert!(names().all(|(number, _)| known(number).is_some()));
     }
 
     #[test]
@@ -542,19 +568,19 @@ mod tests {
         };
         for line in header.lines() {
             let Some(definition) = line.strip_prefix("#define __NR_") else { continue };
-            let (name, number) = definition.split_once(' ').expect("a name and a number");
+            let (called, number) = definition.split_once(' ').expect("a name and a number");
             let number = number.trim().parse().expect("a number");
             // A header of a newer kernel has more calls at the end.
-            if TABLE.last().is_some_and(|&(last, ..)| number <= last) {
-                assert_eq!(treatment(number).0, name, "{number}");
+            if names().last().is_some_and(|(last, _)| number <= last) {
+                assert_eq!(name(number), called, "{number}");
             }
         }
     }
 
     #[test]
     fn reasons_are_sentences_that_say_something() {
-        for (_, name, treatment) in TABLE {
-            if let Refused(reason) = treatment {
+        for (number, name) in names() {
+            if let Refused(reason) = treatment(number) {
                 assert!(reason.len() > 20, "{name}");
             }
         }
