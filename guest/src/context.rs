@@ -13,12 +13,12 @@
 //! * All fields are plain data for which all-zero bytes are valid.
 //!
 //! *Access.* Only the thread that the context belongs to uses it, without a lock. The exceptions
-//! are the atomic fields `pending` and `unlinked`, which the thread's signal handler writes.
+//! are the atomic fields, which the thread's signal handler writes, too.
 //!
 //! *Example.* A fragment that leaves through an indirect jump stores the target with `mov
 //! gs:[NEXT_PC], rcx`; the dispatcher then reads `context.next_pc`.
 
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 /// Bytes reserved for the extended state: the standard (non-compacted) XSAVE layout of every user
 /// component of the processors that we know, AMX tile data included (11,008 bytes by cpuid leaf
@@ -76,6 +76,15 @@ pub struct ThreadContext {
     /// The fragment or block whose links this thread's signal handler has cut; 0 if none. The
     /// runtime defines the encoding and links the code again when the thread has left it.
     pub unlinked: AtomicU32,
+    /// The selector of syscall user dispatch (manual: prctl(2)): 0 allows the thread's system calls,
+    /// 1 makes each raise SIGSYS. It is 1 only while guest code runs in place.
+    pub dispatch_selector: AtomicU8,
+    /// Why guest code that ran in place was left; the runtime defines the values.
+    pub in_place_left: AtomicU64,
+    /// The guest pc at which it was left.
+    pub in_place_rip: AtomicU64,
+    /// The flags that the guest had when it was left and that the host must not have.
+    pub in_place_flags: AtomicU64,
     /// Short-lived save slots of stubs.
     pub stub_save: [u64; 8],
     /// While a fragment runs: 0 if the guest's extended state is in the processor, 1 if it is still
@@ -149,6 +158,8 @@ pub mod offset {
     pub const X87_PC: usize = offset_of!(ThreadContext, x87_pc);
     /// `pending`
     pub const PENDING: usize = offset_of!(ThreadContext, pending);
+    /// `dispatch_selector`
+    pub const DISPATCH_SELECTOR: usize = offset_of!(ThreadContext, dispatch_selector);
     /// `extended_away`
     pub const EXTENDED_AWAY: usize = offset_of!(ThreadContext, extended_away);
     /// `stub_save[0]`

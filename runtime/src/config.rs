@@ -36,6 +36,8 @@ pub enum Tier {
     /// Blocks are copied at their first execution; hot traces are recorded and linked with them.
     #[default]
     Full,
+    /// Guest code runs in place, where it stands. Where it cannot, blocks are copied.
+    Direct,
 }
 
 /// Executions of a head before it is recorded, in tiers that copy every block (guess). It is higher
@@ -49,7 +51,7 @@ impl Tier {
     pub fn head_threshold(self) -> u32 {
         match self {
             Tier::Interp | Tier::Dynamo => HEAD_THRESHOLD,
-            Tier::Copy | Tier::Full => NATIVE_HEAD_THRESHOLD,
+            Tier::Copy | Tier::Full | Tier::Direct => NATIVE_HEAD_THRESHOLD,
         }
     }
 }
@@ -61,6 +63,7 @@ impl fmt::Display for Tier {
             Tier::Dynamo => "dynamo",
             Tier::Copy => "copy",
             Tier::Full => "full",
+            Tier::Direct => "direct",
         })
     }
 }
@@ -74,7 +77,8 @@ impl FromStr for Tier {
             "dynamo" => Ok(Tier::Dynamo),
             "copy" => Ok(Tier::Copy),
             "full" => Ok(Tier::Full),
-            _ => Err("expected interp, dynamo, copy or full".to_string()),
+            "direct" => Ok(Tier::Direct),
+            _ => Err("expected interp, dynamo, copy, full or direct".to_string()),
         }
     }
 }
@@ -270,7 +274,7 @@ impl RunConfig {
 
     /// Are blocks of guest code copied and run natively?
     pub fn copies_blocks(&self) -> bool {
-        matches!(self.tier, Tier::Copy | Tier::Full) || self.interprets_first()
+        matches!(self.tier, Tier::Copy | Tier::Full | Tier::Direct) || self.interprets_first()
     }
 
     /// Is code interpreted until it is warm, and copied then? This is so in the tier `dynamo`,

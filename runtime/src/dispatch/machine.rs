@@ -72,7 +72,9 @@ impl Machine {
     ) -> Result<&'static Machine, FragmentError> {
         let fragments = match config.tier {
             Tier::Interp => None,
-            Tier::Dynamo | Tier::Copy | Tier::Full => Some(Fragments::new(config, pages.clone())?),
+            Tier::Dynamo | Tier::Copy | Tier::Full | Tier::Direct => {
+                Some(Fragments::new(config, pages.clone())?)
+            }
         };
         let machine = Box::leak(Box::new(Machine {
             config: config.clone(),

@@ -13,6 +13,7 @@
 //! | file | |
 //! | --- | --- |
 //! | [`stretch`] | the loop that executes guest code, interpreted or native |
+//! | [`in_place`] | guest code that runs where it stands |
 //! | [`interpreter_stops`] | what the runtime does when the interpreter stops |
 //! | [`select`] | what happens at each edge between interpreted blocks |
 //! | [`traces`] | recording and compiling traces |
@@ -40,6 +41,7 @@ mod engine;
 mod footprint;
 mod fragments;
 mod idle_dispatchers;
+mod in_place;
 #[cfg(test)]
 mod interleavings;
 mod interpreter_stops;
@@ -64,6 +66,7 @@ use dynasour_tracer::{AbortReason, Budget, Effort};
 use footprint::NotedCode;
 use fragments::{Arrival, FragmentError, SideRequest};
 use idle_dispatchers::IdleDispatcher;
+use in_place::InPlace;
 use peers::Peer;
 use select::Selector;
 use std::sync::Arc;
@@ -88,6 +91,8 @@ pub struct Dispatcher {
     allocator: Allocator,
     /// How the guest came to the pc at which native code is to be entered next.
     arrival: Arrival,
+    /// Does the thread run guest code in place?
+    in_place: InPlace,
 }
 
 impl Dispatcher {
@@ -111,6 +116,7 @@ impl Dispatcher {
             effort: effort(&machine.config),
             allocator: Allocator::default(),
             arrival: Arrival::default(),
+            in_place: InPlace::default(),
         };
         dispatcher.count_heads();
         Ok(dispatcher)
@@ -133,6 +139,7 @@ impl Dispatcher {
     pub fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> Ending {
         let _attention = profile::attend(&self.peer.clock);
         self.peer.attach();
+        self.in_place = InPlace::Off;
         if self.copies_blocks() {
             self.peer.sample();
         }
@@ -142,7 +149,9 @@ impl Dispatcher {
             if system.process.threads().is_stopping() {
                 system.process.threads().stand_still(|| ());
             }
-            let outcome = if !self.peer.enter(context) {
+            let outcome = if self.may_run_in_place(context) {
+                self.run_in_place(context, system)
+            } else if !self.peer.enter(context) {
                 self.forget_posted();
                 Outcome::Continue
             } else if context.rflags & TRAP_FLAG != 0 {

@@ -19,5 +19,5 @@ pub mod process;
 mod release;
 pub mod signal;
 pub mod syscall;
-mod x87_pointer;
+pub mod x87_pointer;
 pub(crate) mod xstate;

@@ -38,6 +38,7 @@ impl Mode {
             Mode::new("dynamo-mixed", "--tier dynamo"),
             Mode::new("copy", "--tier copy"),
             Mode::new("tiny-copy", "--tier copy --entry-check pext --cache-size 65536"),
+            Mode::new("direct", "--tier direct"),
             Mode::new("stack", "--tier copy --returns stack"),
             Mode::new(
                 "tiny-stack",
@@ -67,6 +68,7 @@ impl Mode {
             Mode::new("interp", "--tier interp"),
             Mode::new("dynamo", "--tier dynamo --threshold 50"),
             Mode::new("copy", "--tier copy"),
+            Mode::new("direct", "--tier direct"),
             Mode::new("full", "--tier full --threshold 50"),
         ])
     }
@@ -75,7 +77,11 @@ impl Mode {
     /// the defaults that users get. `dynamo` takes a minute for each program, so it is included
     /// only if `DYNASOUR_MODES` names it.
     pub fn native_tiers() -> Vec<Mode> {
-        let mut modes = vec![Mode::new("copy", "--tier copy"), Mode::new("full", "--tier full")];
+        let mut modes = vec![
+            Mode::new("copy", "--tier copy"),
+            Mode::new("direct", "--tier direct"),
+            Mode::new("full", "--tier full"),
+        ];
         if std::env::var_os("DYNASOUR_MODES").is_some() {
             modes.push(Mode::new("dynamo", "--tier dynamo"));
         }

@@ -32,7 +32,7 @@ use crate::kernel::entry::{self, Call, SpawnStart};
 use crate::kernel::process::guest_access::guest_write;
 use crate::kernel::process::report::Report;
 use crate::kernel::process::{Done, Engine, System};
-use crate::kernel::signal::{self, FIVE};
+use crate::kernel::signal::{self, SYNCHRONOUS};
 
 use super::shared::InCommon;
 use super::thread::Identity;
@@ -359,7 +359,7 @@ impl System {
         self.companion_seat = None;
         self.forget_accepted(context);
         self.forget_dispatch();
-        signal::set_kernel_mask(!FIVE);
+        signal::set_kernel_mask(!SYNCHRONOUS);
         write(child_tid, i64::from(std::process::id()));
         self.forget_report();
         if request.flags & CLONE_CLEAR_SIGHAND != 0 {
@@ -408,7 +408,7 @@ impl System {
             return Done::error(libc::EAGAIN);
         }
         // The new host thread inherits the mask that is set here.
-        signal::set_kernel_mask(!FIVE);
+        signal::set_kernel_mask(!SYNCHRONOUS);
         if context.pending.load(Ordering::Relaxed) != 0 {
             // The delivery sets the guest's mask.
             return Done::Restart;
@@ -435,7 +435,7 @@ impl System {
             // Threads signal each other by their ids, which differ between the namespaces.
             return Done::error(libc::EINVAL);
         }
-        signal::set_kernel_mask(!FIVE);
+        signal::set_kernel_mask(!SYNCHRONOUS);
         if context.pending.load(Ordering::Relaxed) != 0 {
             // The delivery sets the guest's mask.
             return Done::Restart;

@@ -26,7 +26,7 @@ use crate::kernel::entry::{self, Call, rights};
 use crate::kernel::signal::frame::{self, Contents, RESUME_FLAG, Returned};
 use crate::kernel::signal::held;
 use crate::kernel::signal::{
-    DEADLY, FIVE, GuestFault, SigAction, SigInfo, SigSet, UNBLOCKABLE, host_mask, sa,
+    DEADLY, GuestFault, SYNCHRONOUS, SigAction, SigInfo, SigSet, UNBLOCKABLE, host_mask, sa,
     set_kernel_mask, set_of,
 };
 use crate::kernel::xstate::{self, BadState};
@@ -285,13 +285,13 @@ impl System {
         let mask = mask & !UNBLOCKABLE;
         // A held signal is delivered before the signals that are pending in the kernel. So the
         // kernel keeps all asynchronous signals blocked until the held one has been delivered.
-        let lets_in_held = self.signals.accepted() & !FIVE & !mask != 0;
-        let kernel = if lets_in_held { !FIVE } else { host_mask(mask) };
+        let lets_in_held = self.signals.accepted() & !SYNCHRONOUS & !mask != 0;
+        let kernel = if lets_in_held { !SYNCHRONOUS } else { host_mask(mask) };
         let call = Call::new(
             libc::SYS_rt_sigprocmask,
             &[libc::SIG_SETMASK as u64, std::ptr::from_ref(&kernel) as u64, 0, 8],
         );
-        // SAFETY: reads `kernel`, which does not block the five.
+        // SAFETY: reads `kernel`, which does not block the six.
         if unsafe { entry::windowed(&call) } == entry::NOT_ENTERED {
             return false;
         }

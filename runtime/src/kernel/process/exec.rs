@@ -20,8 +20,8 @@
 //! read them until the call is over.
 //!
 //! Invariant: the new program inherits the mask and the ignored signals that the kernel has. So for
-//! the duration of the call the kernel has the guest's mask, and ignores those of the five signals
-//! ([`FIVE_SIGNALS`]) that the guest ignores. After a call that fails, mask and dispositions are as
+//! the duration of the call the kernel has the guest's mask, and ignores those of the six signals
+//! ([`SYNCHRONOUS_SIGNALS`]) that the guest ignores. After a call that fails, mask and dispositions are as
 //! before.
 //!
 //! Called on the guest's own thread, outside native code, with no lock held. In a process with
@@ -42,7 +42,7 @@ use crate::kernel::process::guest_access::{guest_read, guest_string};
 use crate::kernel::process::limits::Limit;
 use crate::kernel::process::own_files::is_own_executable;
 use crate::kernel::process::{Done, Engine, System};
-use crate::kernel::signal::{self, FIVE_SIGNALS, SIG_IGN};
+use crate::kernel::signal::{self, SIG_IGN, SYNCHRONOUS_SIGNALS};
 
 /// Bytes of one string, with its terminator (execve(2): `MAX_ARG_STRLEN`, 32 pages).
 const LONGEST_STRING: usize = 32 * 4096;
@@ -383,25 +383,26 @@ impl System {
     /// Performs an execve. For its duration the kernel has the guest's mask and the guest's ignored
     /// signals.
     fn switch_alone(&mut self, call: &Call) -> Done {
-        for signo in FIVE_SIGNALS {
+        for signo in SYNCHRONOUS_SIGNALS {
             // Execve itself resets handlers to the default. Until then the host needs its own.
             let action = self.process.action(signo);
             if action.handler == SIG_IGN {
                 signal::set_kernel_action(signo, &action);
             }
         }
-        let five_blocked = self.mask & signal::FIVE;
-        if five_blocked != 0 {
+        let synchronous_blocked = self.mask & signal::SYNCHRONOUS;
+        if synchronous_blocked != 0 {
             signal::set_kernel_mask(self.mask);
             // Held signals must be pending in the new program, too.
-            self.send_held_again(five_blocked);
+            self.send_held_again(synchronous_blocked);
         }
         let done = self.pass_exec(call);
         // The call has failed: restores what the host needs.
-        if five_blocked != 0 {
+        if synchronous_blocked != 0 {
             signal::set_kernel_mask(signal::host_mask(self.mask));
         }
-        for signo in FIVE_SIGNALS.into_iter().filter(|&s| self.process.action(s).handler == SIG_IGN)
+        for signo in
+            SYNCHRONOUS_SIGNALS.into_iter().filter(|&s| self.process.action(s).handler == SIG_IGN)
         {
             signal::set_kernel_action(signo, &signal::mirror(signo, &self.process.action(signo)));
         }

@@ -12,7 +12,7 @@
 //! also accessed by the signal handler that interrupts this thread.
 //!
 //! Example: `rt_sigprocmask` in the guest changes `System::mask`, and the kernel gets the same mask
-//! without the five synchronous signals.
+//! without the six synchronous signals.
 
 use std::ffi::CString;
 use std::ops::Range;

@@ -128,7 +128,7 @@ fn a_spawned_child_borrows_memory_and_nothing_else() {
 }
 
 #[test]
-fn clear_sighand_keeps_the_five_ours() {
+fn clear_sighand_keeps_the_six_ours() {
     with_machine(|m| {
         m.engine.child = Some(|_, system| {
             let cleared = !system.process.action(libc::SIGUSR1).is_caught();

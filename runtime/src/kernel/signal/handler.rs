@@ -38,16 +38,22 @@ use dynasour_guest::ThreadContext;
 use dynasour_emitter::Diversion;
 
 use super::{
-    FIVE, SigInfo, SignalState, UNBLOCKABLE, held, native_store, precise, set_of, waiting,
+    SYNCHRONOUS, SigInfo, SignalState, UNBLOCKABLE, held, native_store, precise, set_of, waiting,
 };
 use crate::changes::host;
+use crate::kernel::entry::in_place::{self, Interrupted, Left};
 use crate::kernel::entry::{self, Call, Window};
 use crate::memory::{self, FaultInfo};
 
-/// The signal of [`call_out`]: one of the five, which are never blocked while the guest runs.
+/// The signal of [`call_out`]: one of the six, which are never blocked while the guest runs.
 const CALL_SIGNAL: i32 = libc::SIGFPE;
 /// The `si_code` of [`call_out`]: negative like those of user space, and used by no library.
 const CALL_CODE: i32 = -0x6479_6e61;
+
+/// The `si_code` of a blocked system call (the kernel's `SYS_USER_DISPATCH`).
+const SYS_USER_DISPATCH: i32 = 2;
+/// The `si_arch` of a call by `int 0x80` (the kernel's `AUDIT_ARCH_I386`).
+const AUDIT_ARCH_I386: u32 = 0x4000_0003;
 
 /// Bytes of the host's alternate signal stack (guess). If the handler needs more, it faults at the
 /// inaccessible page below, and the process dies.
@@ -255,6 +261,41 @@ pub unsafe extern "C" fn on_signal(
 ) {
     // SAFETY: the kernel passes valid pointers, and the GS base names this thread's context.
     let (info, frame, context) = unsafe { (&*info, &mut *frame, &*context) };
+    match in_place::interrupted(frame.uc_mcontext.gregs[libc::REG_RIP as usize] as u64, context) {
+        Interrupted::Host => handle(signo, info, frame, context),
+        Interrupted::Entering => {
+            in_place::abort(&mut frame.uc_mcontext.gregs[libc::REG_RIP as usize]);
+            handle(signo, info, frame, context);
+        }
+        Interrupted::Guest => {
+            let left = left_by(signo, info, frame);
+            if left == Left::Interrupted {
+                handle(signo, info, frame, context);
+            }
+            let [.., rip, rflags] = &mut frame.uc_mcontext.gregs[..=libc::REG_EFL as usize] else {
+                return;
+            };
+            in_place::leave(rip, rflags, context, left);
+        }
+    }
+}
+
+/// Why guest code that ran in place is left by this signal. A fault is noted.
+fn left_by(signo: i32, info: &SigInfo, frame: &libc::ucontext_t) -> Left {
+    if signo == libc::SIGSYS && info.code() == SYS_USER_DISPATCH {
+        let is_32 = info.architecture() == AUDIT_ARCH_I386;
+        return if is_32 { Left::Call32 } else { Left::Call };
+    }
+    if SYNCHRONOUS & set_of(signo) != 0 && info.code() > 0 {
+        memory::note_fault(fault_of(signo, info, &frame.uc_mcontext.gregs));
+        return Left::Fault;
+    }
+    Left::Interrupted
+}
+
+/// Handles a signal that has not interrupted guest code in place, or is no reason of its own to
+/// leave it.
+fn handle(signo: i32, info: &SigInfo, frame: &mut libc::ucontext_t, context: &ThreadContext) {
     // SAFETY: set before handlers were installed; the state lives as long as the context.
     let state = unsafe { &*(context.signals as *const SignalState) };
     if (signo, info.code()) == (CALL_SIGNAL, CALL_CODE) {
@@ -263,9 +304,22 @@ pub unsafe extern "C" fn on_signal(
     }
     // The kernel's codes for faults are positive. A signal that a process has sent has such a code
     // only if the sender has forged it.
-    let is_fault = FIVE & set_of(signo) != 0 && info.code() > 0;
+    let is_fault = SYNCHRONOUS & set_of(signo) != 0 && info.code() > 0;
     if !is_fault || !synchronous(signo, info, frame, context, state) {
         asynchronous(signo, info, frame, context, state);
+    }
+}
+
+/// The kernel's report of a synchronous fault.
+fn fault_of(signo: i32, info: &SigInfo, regs: &[i64; 23]) -> FaultInfo {
+    FaultInfo {
+        signal: signo,
+        code: info.code(),
+        addr: u64::from_le_bytes(info.0[16..24].try_into().unwrap_or_default()),
+        trapno: regs[libc::REG_TRAPNO as usize] as u64,
+        error: regs[libc::REG_ERR as usize] as u64,
+        cr2: regs[libc::REG_CR2 as usize] as u64,
+        key: info.key(),
     }
 }
 
@@ -280,15 +334,7 @@ fn synchronous(
 ) -> bool {
     let regs = &mut frame.uc_mcontext.gregs;
     let rip = regs[libc::REG_RIP as usize] as u64;
-    let fault = FaultInfo {
-        signal: signo,
-        code: info.code(),
-        addr: u64::from_le_bytes(info.0[16..24].try_into().unwrap_or_default()),
-        trapno: regs[libc::REG_TRAPNO as usize] as u64,
-        error: regs[libc::REG_ERR as usize] as u64,
-        cr2: regs[libc::REG_CR2 as usize] as u64,
-        key: info.key(),
-    };
+    let fault = fault_of(signo, info, regs);
     let mut continuation = memory::fixup(rip)
         .or_else(|| entry::fixup(rip))
         .or_else(|| entry::missing_calls_32(rip, fault.trapno, fault.error));
@@ -352,12 +398,12 @@ fn asynchronous(
     context: &ThreadContext,
     state: &SignalState,
 ) {
-    let is_held = FIVE & state.effective_mask() & !state.waiting() & set_of(signo) != 0;
+    let is_held = SYNCHRONOUS & state.effective_mask() & !state.waiting() & set_of(signo) != 0;
     if is_held && held::is_for_process(info) && waiting::hold_for_process(signo, info) {
         return;
     }
     state.accept(signo, info);
-    if FIVE & set_of(signo) != 0 {
+    if SYNCHRONOUS & set_of(signo) != 0 {
         if is_held {
             return;
         }
@@ -426,7 +472,7 @@ fn block_asynchronous(frame: &mut libc::ucontext_t) {
     // written.
     let mask = (&raw mut frame.uc_sigmask).cast::<u64>();
     // SAFETY: the word is inside the frame.
-    unsafe { mask.write(!FIVE & !UNBLOCKABLE) };
+    unsafe { mask.write(!SYNCHRONOUS & !UNBLOCKABLE) };
 }
 
 /// Writes one line to stderr, without allocating.

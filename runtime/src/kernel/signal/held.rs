@@ -1,12 +1,12 @@
-//! Signals of the five that were sent to a whole process and came to a thread whose guest blocks
+//! Signals of the six that were sent to a whole process and came to a thread whose guest blocks
 //! them. They stay pending for the process, as natively.
 //!
-//! The kernel cannot keep them pending, because the host never blocks the five while the guest runs
+//! The kernel cannot keep them pending, because the host never blocks the six while the guest runs
 //! ([`super`]). So the handler records them here, and not in its thread's state. Any thread of the
 //! process takes such a signal when its guest waits for it, unblocks it, or makes a call that may
 //! read it from a signalfd.
 //!
-//! **Data.** One slot for each of the five, common to all processes that share this memory. One
+//! **Data.** One slot for each of the six, common to all processes that share this memory. One
 //! instance is enough: natively, too, only one instance of a standard signal is pending. The slot
 //! names the process to which the signal was sent. If the slot is in use by another process, the
 //! thread that accepted the signal keeps it.
@@ -26,7 +26,7 @@
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{FIVE_SIGNALS, SigInfo, SigSet, set_of};
+use super::{SYNCHRONOUS_SIGNALS, SigInfo, SigSet, set_of};
 
 /// The state of an empty slot.
 const EMPTY: u64 = 0;
@@ -43,12 +43,12 @@ struct Slot {
 // SAFETY: the invariant of the module: `state` says which thread may touch `info`.
 unsafe impl Sync for Slot {}
 
-static SLOTS: [Slot; FIVE_SIGNALS.len()] =
+static SLOTS: [Slot; SYNCHRONOUS_SIGNALS.len()] =
     [const { Slot { state: AtomicU64::new(EMPTY), info: UnsafeCell::new(SigInfo([0; 128])) } };
-        FIVE_SIGNALS.len()];
+        SYNCHRONOUS_SIGNALS.len()];
 
 fn slots() -> impl Iterator<Item = (i32, &'static Slot)> {
-    FIVE_SIGNALS.into_iter().zip(&SLOTS)
+    SYNCHRONOUS_SIGNALS.into_iter().zip(&SLOTS)
 }
 
 fn own_state() -> u64 {
@@ -56,7 +56,7 @@ fn own_state() -> u64 {
 }
 
 /// Records a signal for this process. If the same signal is recorded already, this instance is
-/// dropped, as the kernel does. `false` if the signal is not one of the five, or its slot is in use
+/// dropped, as the kernel does. `false` if the signal is not one of the six, or its slot is in use
 /// by another process or busy.
 pub fn hold(signo: i32, info: &SigInfo) -> bool {
     let own = own_state();

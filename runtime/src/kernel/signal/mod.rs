@@ -2,16 +2,16 @@
 //! (docs/design.md, "Running a guest").
 //!
 //! Words
-//! * *the five*, synchronous signals: SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP. The host always has
+//! * *the six*, synchronous signals: SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS. The host always has
 //!   a handler for them and never blocks them while the guest runs. So the guest's dispositions and
 //!   mask for them are emulated.
 //! * *asynchronous*: every other signal. If the guest's disposition is `SIG_DFL` or `SIG_IGN`, the
 //!   kernel has the same one, so the kernel performs default actions and job control. If the guest
 //!   has a handler, the kernel calls the host's. The kernel has the guest's mask.
 //! * *accepted*: the host handler has recorded the signal, but the guest has not seen it yet.
-//! * *held*: accepted, but blocked by the guest. That happens to one of the five, and to an
-//!   asynchronous signal if the handler of one of the five, which is delivered first, blocks it.
-//!   One of the five that was sent to the process is held for the process ([`held`]), not for the
+//! * *held*: accepted, but blocked by the guest. That happens to one of the six, and to an
+//!   asynchronous signal if the handler of one of the six, which is delivered first, blocks it.
+//!   One of the six that was sent to the process is held for the process ([`held`]), not for the
 //!   thread that accepted it.
 //!
 //! Data: one [`SignalState`] for each guest thread, shared by the thread and the handler that
@@ -62,16 +62,17 @@ pub const fn set_of(signo: i32) -> SigSet {
     1 << (signo - 1)
 }
 
-/// *The five*: the synchronous signals, whose handler is always the host's.
-pub const FIVE: SigSet = set_of(libc::SIGSEGV)
+/// *The six*: the synchronous signals, whose handler is always the host's.
+pub const SYNCHRONOUS: SigSet = set_of(libc::SIGSEGV)
     | set_of(libc::SIGBUS)
     | set_of(libc::SIGFPE)
     | set_of(libc::SIGILL)
-    | set_of(libc::SIGTRAP);
+    | set_of(libc::SIGTRAP)
+    | set_of(libc::SIGSYS);
 
-/// The five as numbers, in the order in which the kernel delivers them.
-pub const FIVE_SIGNALS: [i32; 5] =
-    [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV];
+/// The six as numbers, in the order in which the kernel delivers them.
+pub const SYNCHRONOUS_SIGNALS: [i32; 6] =
+    [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV, libc::SIGSYS];
 
 /// Signals that cannot be blocked or caught.
 pub const UNBLOCKABLE: SigSet = set_of(libc::SIGKILL) | set_of(libc::SIGSTOP);
@@ -177,6 +178,11 @@ impl SigInfo {
         if (self.signo(), self.code()) == with_key { u32::from_le_bytes(word) } else { 0 }
     }
 
+    /// `si_arch`, if this is a SIGSYS of the kernel's.
+    pub fn architecture(&self) -> u32 {
+        u32::from_le_bytes([self.0[28], self.0[29], self.0[30], self.0[31]])
+    }
+
     /// `si_signo`
     pub fn signo(&self) -> i32 {
         i32::from_le_bytes([self.0[0], self.0[1], self.0[2], self.0[3]])
@@ -194,9 +200,9 @@ pub struct SignalState {
     /// Signals recorded in `infos` and not yet delivered.
     accepted: AtomicU64,
     /// The guest's mask, or the temporary mask of a call in progress. It decides whether one of the
-    /// five can be delivered.
+    /// six can be delivered.
     effective_mask: AtomicU64,
-    /// Those of the five that a call in progress waits for although they are blocked.
+    /// Those of the six that a call in progress waits for although they are blocked.
     waiting: AtomicU64,
     /// The host instruction of the last fault that no table and no hook expected.
     unexpected: AtomicU64,
@@ -242,7 +248,7 @@ impl SignalState {
         if ready == 0 {
             return None;
         }
-        let first = if ready & FIVE != 0 { ready & FIVE } else { ready };
+        let first = if ready & SYNCHRONOUS != 0 { ready & SYNCHRONOUS } else { ready };
         let signo = first.trailing_zeros() as i32 + 1;
         // SAFETY: while the bit is set no handler writes the slot.
         let info = unsafe { (&raw const (*self.infos.get())[signo as usize - 1]).read() };
@@ -262,19 +268,19 @@ impl SignalState {
         self.accepted.fetch_and(!signals, Ordering::AcqRel);
     }
 
-    /// The mask that decides whether one of the five can be delivered.
+    /// The mask that decides whether one of the six can be delivered.
     pub fn effective_mask(&self) -> SigSet {
         self.effective_mask.load(Ordering::Relaxed)
     }
 
-    /// Those of the five that a call in progress waits for.
+    /// Those of the six that a call in progress waits for.
     pub fn waiting(&self) -> SigSet {
         self.waiting.load(Ordering::Relaxed)
     }
 
     /// Sets the signals for which a call that is about to begin waits; 0 when it has ended.
     pub fn set_waiting(&self, signals: SigSet) {
-        self.waiting.store(signals & FIVE, Ordering::Relaxed);
+        self.waiting.store(signals & SYNCHRONOUS, Ordering::Relaxed);
     }
 
     /// Records the host instruction of an unexpected fault. Returns whether the last unexpected
@@ -283,15 +289,15 @@ impl SignalState {
         self.unexpected.swap(host_rip, Ordering::Relaxed) == host_rip
     }
 
-    /// Sets the mask that decides whether one of the five can be delivered.
+    /// Sets the mask that decides whether one of the six can be delivered.
     pub fn set_effective_mask(&self, mask: SigSet) {
         self.effective_mask.store(mask, Ordering::Relaxed);
     }
 }
 
-/// The mask that the kernel has while the guest's is `guest`: the five stay unblocked.
+/// The mask that the kernel has while the guest's is `guest`: the six stay unblocked.
 pub const fn host_mask(guest: SigSet) -> SigSet {
-    guest & !FIVE
+    guest & !SYNCHRONOUS
 }
 
 /// Sets this thread's mask in the kernel, even if a signal is pending.
@@ -351,8 +357,8 @@ pub fn set_kernel_action(signo: i32, action: &SigAction) {
 
 /// The action that the kernel gets when the guest sets the action `guest`.
 pub fn mirror(signo: i32, guest: &SigAction) -> SigAction {
-    let five = FIVE & set_of(signo) != 0;
-    if !five && !guest.is_caught() { *guest } else { ours(guest) }
+    let synchronous = SYNCHRONOUS & set_of(signo) != 0;
+    if !synchronous && !guest.is_caught() { *guest } else { ours(guest) }
 }
 
 /// The action that makes the kernel call the host's handler while the guest's action is `guest`.
@@ -394,7 +400,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_five_come_first_and_each_is_taken_once() {
+    fn the_six_come_first_and_each_is_taken_once() {
         let state = SignalState::new(0);
         state.accept(libc::SIGINT, &SigInfo::of_fault(libc::SIGINT, 0, 1));
         state.accept(libc::SIGSEGV, &SigInfo::of_fault(libc::SIGSEGV, 0, 2));
@@ -408,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn only_caught_signals_and_the_five_get_our_handler() {
+    fn only_caught_signals_and_the_six_get_our_handler() {
         let default = SigAction { flags: sa::NOCLDWAIT, ..SigAction::default() };
         assert_eq!(mirror(libc::SIGCHLD, &default), default);
         let ignored = SigAction { handler: SIG_IGN, ..SigAction::default() };

@@ -1,7 +1,7 @@
-//! Threads that wait for a blocked signal of the five, and sending such a signal to one of them.
+//! Threads that wait for a blocked signal of the six, and sending such a signal to one of them.
 //!
-//! If one of the five is sent to the process, the kernel may deliver it to any thread, because the
-//! host never blocks the five. If the guest of that thread blocks the signal, the handler sends it
+//! If one of the six is sent to the process, the kernel may deliver it to any thread, because the
+//! host never blocks the six. If the guest of that thread blocks the signal, the handler sends it
 //! to a thread that is in a call which may take it, or [holds](held) it for the process.
 //!
 //! Data: [`WAITING`], the threads in such calls. Each thread writes its own element (by
@@ -17,10 +17,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::held::{self, Mark};
-use super::{FIVE, SigInfo, SigSet, own_pid, own_tid, set_of};
+use super::{SYNCHRONOUS, SigInfo, SigSet, own_pid, own_tid, set_of};
 use crate::kernel::entry::{self, Call};
 
-/// Threads in a call that may take some of the five although their guest blocks these. The upper
+/// Threads in a call that may take some of the six although their guest blocks these. The upper
 /// half of an element is the thread's id, the lower half the set of signals; 0 if unused. If more
 /// than 16 threads (guess) wait at once, the others do not get signals that are sent to the process
 /// while they wait.
@@ -31,10 +31,10 @@ static WAITING: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 pub(crate) struct Waiting(Option<&'static AtomicU64>);
 
 impl Waiting {
-    /// Notes that this thread may take `signals` of the five from now on. After this call the
+    /// Notes that this thread may take `signals` of the six from now on. After this call the
     /// thread must look for signals that were [held] before.
     pub(crate) fn begin(signals: SigSet) -> Waiting {
-        let claim = (own_tid() as u64) << 32 | signals & FIVE;
+        let claim = (own_tid() as u64) << 32 | signals & SYNCHRONOUS;
         Waiting(WAITING.iter().find(|slot| {
             slot.compare_exchange(0, claim, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         }))
@@ -70,7 +70,7 @@ pub(crate) fn send_to(tid: i32, signo: i32, info: &SigInfo) -> bool {
     }
 }
 
-/// Called when one of the five was sent to the process and came to this thread, whose guest blocks
+/// Called when one of the six was sent to the process and came to this thread, whose guest blocks
 /// it. Sends it to another thread that waits for it; if there is none, holds it for the process.
 /// `false` if it cannot be held. Async-signal-safe.
 pub(super) fn hold_for_process(signo: i32, info: &SigInfo) -> bool {

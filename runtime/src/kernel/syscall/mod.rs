@@ -247,7 +247,7 @@ impl System {
             return Done::Outcome(Outcome::Exit(status));
         }
         // From here on the kernel gives signals that are sent to the process to other threads.
-        signal::set_kernel_mask(!signal::FIVE);
+        signal::set_kernel_mask(!signal::SYNCHRONOUS);
         if context.pending.load(Ordering::Relaxed) != 0 {
             // The delivery of the signal sets the kernel's mask again.
             return Done::Restart;

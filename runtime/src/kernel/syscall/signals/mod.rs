@@ -1,7 +1,7 @@
 //! The system calls about signals. The guest's actions and masks are emulated, and the kernel's
 //! follow them ([`mirror`]).
 //!
-//! *The five* ([`FIVE`]) are the signals that a fault of generated code or of the host may raise,
+//! *The six* ([`SYNCHRONOUS`]) are the signals that a fault of generated code or of the host may raise,
 //! such as SIGSEGV. The host never blocks them while it runs code, and their handler is always the
 //! host's. If the guest blocks one that is sent, the handler *accepts* and *holds* it until the
 //! guest unblocks or takes it ([`crate::kernel::signal`]): for the thread in `System::signals`, for
@@ -11,7 +11,7 @@
 //!
 //! Each call runs on the guest's own thread, outside native code. The caller holds no lock; the
 //! calls take the lock of the actions while an action changes. A call that may take a blocked
-//! signal of the five registers itself for the handlers of the other threads, by [`Waiting`].
+//! signal of the six registers itself for the handlers of the other threads, by [`Waiting`].
 //!
 //! Example: a guest that blocks SIGSEGV polls a signalfd. [`System::with_held_pending`] blocks
 //! SIGSEGV in the kernel, sends the held SIGSEGVs to this thread again, makes the call, and
@@ -32,8 +32,8 @@ use crate::kernel::signal::altstack::StackT;
 use crate::kernel::signal::held::{self, Mark};
 use crate::kernel::signal::waiting::{Waiting, send_to};
 use crate::kernel::signal::{
-    DEADLY, FIVE, FIVE_SIGNALS, MAX_SIGNAL, SIG_DFL, SIG_IGN, SigAction, SigInfo, SigSet,
-    UNBLOCKABLE, action_call, host_mask, mirror, ours, sa, set_of,
+    DEADLY, MAX_SIGNAL, SIG_DFL, SIG_IGN, SYNCHRONOUS, SYNCHRONOUS_SIGNALS, SigAction, SigInfo,
+    SigSet, UNBLOCKABLE, action_call, host_mask, mirror, ours, sa, set_of,
 };
 
 /// The size of the kernel's signal set in bytes.
@@ -53,7 +53,7 @@ fn read_mask(address: u64, size: u64) -> Option<SigSet> {
     if size == SET_SIZE { read_set(address).ok() } else { None }
 }
 
-/// Whether the guest has made a signalfd of one of the five, or may have inherited one. Never
+/// Whether the guest has made a signalfd of one of the six, or may have inherited one. Never
 /// cleared.
 static READ_FROM_FILE: AtomicBool = AtomicBool::new(false);
 
@@ -128,8 +128,8 @@ impl System {
             }
             actions[signo as usize] = action;
             if action.handler == SIG_IGN {
-                self.signals.forget(set_of(signo) & FIVE);
-                held::forget(set_of(signo) & FIVE);
+                self.signals.forget(set_of(signo) & SYNCHRONOUS);
+                held::forget(set_of(signo) & SYNCHRONOUS);
             }
         }
         drop(actions);
@@ -291,10 +291,10 @@ impl System {
         }
     }
 
-    /// `signalfd`. If one of the five can be read from the descriptor, held signals must be pending
+    /// `signalfd`. If one of the six can be read from the descriptor, held signals must be pending
     /// in the kernel during calls that may read it; [`READ_FROM_FILE`] says so.
     pub(crate) fn signalfd(&self, call: &Call) -> Done {
-        if read_mask(call.args[1], call.args[2]).is_some_and(|set| set & FIVE != 0) {
+        if read_mask(call.args[1], call.args[2]).is_some_and(|set| set & SYNCHRONOUS != 0) {
             READ_FROM_FILE.store(true, Ordering::Relaxed);
         }
         self.pass(call)
@@ -302,15 +302,15 @@ impl System {
 
     /// Calls `f`, which makes the system call `nr`, such that a signalfd shows the held signals.
     ///
-    /// During the call the kernel blocks those of the five that are in `mask`, and the held ones
+    /// During the call the kernel blocks those of the six that are in `mask`, and the held ones
     /// of them are pending there. The host must not fault in this time. The system call itself
     /// cannot fault, since the kernel answers EFAULT. Afterwards the kernel delivers the signals
     /// that are still pending to the handler again.
     ///
     /// This costs two more system calls. So it is only done if there may be a signalfd of one of
-    /// the five and `nr` may read it; else `f` is called and nothing more.
+    /// the six and `nr` may read it; else `f` is called and nothing more.
     pub(crate) fn with_held_pending<R>(&self, nr: u64, mask: SigSet, f: impl FnOnce() -> R) -> R {
-        let held = mask & FIVE;
+        let held = mask & SYNCHRONOUS;
         if held == 0 || !READ_FROM_FILE.load(Ordering::Relaxed) || !may_read_signals(nr) {
             return f();
         }
@@ -333,10 +333,10 @@ impl System {
 
     /// Takes a signal out of `signals` that was accepted by this thread, or that is held for the
     /// process. The order is the kernel's: signals that were sent to the thread come before those
-    /// that were sent to the process, and in each group the five come first.
+    /// that were sent to the process, and in each group the six come first.
     pub(crate) fn take_held(&self, signals: SigSet) -> Option<(i32, SigInfo)> {
         let is_for_thread = |(signo, info): (i32, SigInfo)| {
-            set_of(signo) & FIVE != 0 || info.code() == libc::SI_TKILL
+            set_of(signo) & SYNCHRONOUS != 0 || info.code() == libc::SI_TKILL
         };
         match self.signals.first(!signals) {
             Some(first) if is_for_thread(first) => self.signals.take(!signals),
@@ -352,17 +352,17 @@ impl System {
     /// To be called at the guest's start: it may have inherited a signalfd of the signals that were
     /// blocked when it was executed.
     pub(crate) fn inherits_blocked(&self) {
-        if self.mask & FIVE != 0 {
+        if self.mask & SYNCHRONOUS != 0 {
             READ_FROM_FILE.store(true, Ordering::Relaxed);
         }
     }
 
     /// `rt_tgsigqueueinfo`. The siginfo of a signal that is sent to a thread looks like that of one
-    /// that is sent to its process, so a signal of the five gets a [mark](Mark::ForThread).
+    /// that is sent to its process, so a signal of the six gets a [mark](Mark::ForThread).
     pub(crate) fn rt_tgsigqueueinfo(&self, call: &Call) -> Done {
         let [pid, _, signo, address, ..] = call.args;
-        let is_of_five = FIVE_SIGNALS.contains(&(signo as i32));
-        if !is_of_five || pid as i32 != crate::kernel::signal::own_pid() {
+        let is_synchronous = SYNCHRONOUS_SIGNALS.contains(&(signo as i32));
+        if !is_synchronous || pid as i32 != crate::kernel::signal::own_pid() {
             return self.pass(call);
         }
         let Ok(bytes) = guest_read::<128>(address) else { return self.pass(call) };
@@ -394,7 +394,7 @@ impl System {
             return Done::error(libc::EINTR);
         }
         let call = call_with(std::ptr::from_ref(&kernel) as u64);
-        // SAFETY: the guest's own call. The kernel blocks the five during the call at most, and the
+        // SAFETY: the guest's own call. The kernel blocks the six during the call at most, and the
         // host does not fault in it.
         let result = self.with_held_pending(call.nr, mask, || unsafe { entry::windowed(&call) });
         if result == -i64::from(libc::EINTR) && self.signals.accepted() & !mask != 0 {
@@ -421,7 +421,7 @@ impl System {
         // From here on a wanted signal that the handler accepts keeps the call from being made. The
         // guest repeats the call, and the signal is found then.
         self.signals.set_waiting(wanted);
-        let waiting = (wanted & FIVE != 0).then(|| Waiting::begin(wanted));
+        let waiting = (wanted & SYNCHRONOUS != 0).then(|| Waiting::begin(wanted));
         let mut wait = wait::Wait::new(call);
         let done = loop {
             match self.take_held(wanted) {
@@ -434,11 +434,11 @@ impl System {
                 None => {}
             }
             let done = without_mark(self.pass(&wait.call()), out);
-            // The kernel wakes this thread for a signal of the five that was sent to the process.
+            // The kernel wakes this thread for a signal of the six that was sent to the process.
             // Another thread, which cannot block it, may take it first. Its handler sends the
             // signal here; until then this thread waits for the rest of the time.
             let is_taken_away = done == Done::error(libc::EINTR)
-                && wanted & FIVE != 0
+                && wanted & SYNCHRONOUS != 0
                 && self.signals.accepted() & !self.mask & !wanted == 0;
             if !is_taken_away || !wait.continues() {
                 break done;
@@ -484,7 +484,7 @@ impl System {
         if !self.process.become_child() {
             return;
         }
-        for signo in (1..=MAX_SIGNAL).filter(|&signo| DEADLY & !FIVE & set_of(signo) != 0) {
+        for signo in (1..=MAX_SIGNAL).filter(|&signo| DEADLY & !SYNCHRONOUS & set_of(signo) != 0) {
             let action = self.process.action(signo);
             if action.handler == SIG_DFL {
                 crate::kernel::signal::set_kernel_action(signo, &action);
@@ -536,8 +536,9 @@ impl System {
 
 /// After `rt_sigtimedwait`: the siginfo that the kernel has written at `out` without our mark.
 fn without_mark(done: Done, out: u64) -> Done {
-    let is_of_five = matches!(done, Done::Value(signo) if FIVE_SIGNALS.contains(&(signo as i32)));
-    if is_of_five && let Ok(bytes) = guest_read::<128>(out) {
+    let is_synchronous =
+        matches!(done, Done::Value(signo) if SYNCHRONOUS_SIGNALS.contains(&(signo as i32)));
+    if is_synchronous && let Ok(bytes) = guest_read::<128>(out) {
         let info = SigInfo(bytes);
         if Mark::of(&info).is_some() {
             // The kernel has just written there, so an error means that the buffer is gone.

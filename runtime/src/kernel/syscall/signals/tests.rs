@@ -188,7 +188,7 @@ fn a_signal_in_the_window_diverts_the_call() {
         // SAFETY: sends a signal that has a handler.
         unsafe { libc::kill(pid, USR1) };
         assert_eq!(m.context.pending.load(Ordering::Relaxed), 1);
-        assert_eq!(kernel_mask(), !FIVE & !UNBLOCKABLE);
+        assert_eq!(kernel_mask(), !SYNCHRONOUS & !UNBLOCKABLE);
         let [read_end, _] = empty_pipe();
         let mut byte = 0u8;
         assert_eq!(
@@ -254,7 +254,7 @@ fn synchronous_signals_that_somebody_sends() {
         let block = set_of(SEGV);
         let args = |how: i32, set: &u64| [how as u64, std::ptr::from_ref(set) as u64, 0, 8];
         assert_eq!(m.result(libc::SYS_rt_sigprocmask, &args(libc::SIG_BLOCK, &block)), 0);
-        assert_eq!(kernel_mask(), 0, "the five stay unblocked");
+        assert_eq!(kernel_mask(), 0, "the six stay unblocked");
         assert_eq!(m.kill(SEGV), Outcome::Continue);
         assert_eq!(m.in_handler(), None);
         let mut pending = 0u64;
@@ -410,17 +410,17 @@ fn a_fault_of_our_own_is_reported_while_its_thread_holds_a_lock() {
     assert!(report.contains("This is a bug of dynasour"), "{report}");
 }
 
-/// A blocked signal of the five that is sent to the process is held for all of its threads; one
+/// A blocked signal of the six that is sent to the process is held for all of its threads; one
 /// that is sent to a thread is held for that thread.
 #[test]
 fn a_blocked_fault_signal_waits_for_the_process_or_the_thread() {
     with_machine(|m| {
-        let five = FIVE;
-        m.result(libc::SYS_rt_sigprocmask, &[0, &raw const five as u64, 0, 8]);
+        let synchronous = SYNCHRONOUS;
+        m.result(libc::SYS_rt_sigprocmask, &[0, &raw const synchronous as u64, 0, 8]);
         assert_eq!(m.kill(SEGV), Outcome::Continue);
         assert_eq!((held::pending(), m.system.signals.accepted()), (set_of(SEGV), 0));
         let mut info = SigInfo([0; 128]);
-        let wait = [&raw const five as u64, &raw mut info as u64, 0, 8];
+        let wait = [&raw const synchronous as u64, &raw mut info as u64, 0, 8];
         assert_eq!(m.result(libc::SYS_rt_sigtimedwait, &wait), i64::from(SEGV));
         assert_eq!((info.code(), held::pending()), (libc::SI_USER, 0));
         let [pid, tid] = [u64::from(std::process::id()), own_tid() as u64];

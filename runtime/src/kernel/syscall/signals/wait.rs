@@ -1,6 +1,6 @@
 //! The time limit of a `rt_sigtimedwait` that is made again.
 //!
-//! The kernel wakes a thread for a signal of the five that another thread then takes. The thread
+//! The kernel wakes a thread for a signal of the six that another thread then takes. The thread
 //! goes on to wait for the rest of the time. No lock; the data belongs to the call.
 //!
 //! Example: a wait of ten seconds is woken after one. The second call is made with nine seconds.

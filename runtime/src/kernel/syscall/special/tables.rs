@@ -86,7 +86,7 @@ fn register_after(mnemonic: M, size: usize, before: u64) -> Result<u64, Fault> {
     }
 }
 
-/// Executes one of the five instructions of this module.
+/// Executes one of the six instructions of this module.
 pub(super) fn execute(context: &mut ThreadContext, inst: &Instruction) -> Result<(), Refused> {
     let mnemonic = inst.mnemonic();
     if matches!(mnemonic, M::Sgdt | M::Sidt) {

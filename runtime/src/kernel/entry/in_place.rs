@@ -1,0 +1,299 @@
+//! Guest code that runs *in place*: natively, where it stands in the guest's own mappings
+//! (docs/design.md, "Tiers"; the kernel's `Documentation/admin-guide/syscall-user-dispatch.rst`).
+//!
+//! ```text
+//!   host ──run──► enter ──► guest code ──► signal ──► handler ──► left ──► host
+//!  (allows)          (blocks calls)        SIGSYS: a call         (allows)
+//!                                          a fault, or another signal
+//! ```
+//!
+//! The only way out of such code is a signal. While it runs, the *selector* of syscall user
+//! dispatch says that calls are blocked, so that each `syscall` and `int 0x80` of the guest raises
+//! SIGSYS before the kernel does anything. The signal handler notes why the guest was interrupted
+//! and makes the thread continue at `left`, which stores the guest's registers. Since a signal
+//! frame holds all registers, the guest's state is exact wherever it was interrupted.
+//!
+//! Data: the fields `dispatch_selector` and `in_place_*` of the thread's [`ThreadContext`], written
+//! by this thread and by its signal handler; [`XSTATE_MASK`], set once. No lock.
+//!
+//! Invariants. (1) The selector allows calls whenever host code runs, except between the first and
+//! the last instruction of the *window*, which makes none. (2) The handler allows calls before it
+//! does anything else, and a thread that was interrupted while they were blocked never returns to
+//! guest code without passing the host: else its own `rt_sigreturn` would be blocked. (3) Guest
+//! code does not change the GS base.
+//!
+//! Example: the guest executes `syscall` at 0x401000. The handler gets SIGSYS, notes
+//! [`Left::Call`] and 0x401002, and returns to `left`. [`run`] returns, the dispatcher has the
+//! kernel perform the call, and runs the guest from 0x401002.
+
+use std::arch::global_asm;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dynasour_guest::ThreadContext;
+use dynasour_guest::context::{XSTATE_SIZE, offset};
+
+use super::{Call, raw};
+
+/// `PR_SET_SYSCALL_USER_DISPATCH` and `PR_SYS_DISPATCH_ON` (manual: prctl(2)).
+const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
+const PR_SYS_DISPATCH_ON: u64 = 1;
+/// The values of the selector: `SYSCALL_DISPATCH_FILTER_ALLOW` and `_BLOCK`.
+const ALLOW: u8 = 0;
+const BLOCK: u8 = 1;
+/// The trap flag of rflags.
+const TRAP_FLAG: u64 = 0x100;
+/// The user-visible rflags that are loaded: the arithmetic flags, DF, AC and ID.
+const LOADED_FLAGS: u64 = 0x24_0cd5;
+/// The flags of the host's code: IF and the bit that is always set.
+const HOST_FLAGS: u64 = 0x202;
+/// MXCSR as the ABI has it at the start of a process.
+const HOST_MXCSR: u64 = 0x1f80;
+
+/// The extended-state components that are loaded and saved; 0 before [`prepare`].
+static XSTATE_MASK: AtomicU64 = AtomicU64::new(0);
+
+/// Why guest code that ran in place was left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub enum Left {
+    /// It was not entered: `pending` is set.
+    Aborted = 0,
+    /// A signal was accepted, or the thread was called out.
+    Interrupted = 1,
+    /// It executed `syscall`; rip is behind it.
+    Call = 2,
+    /// It executed `int 0x80`; rip is behind it.
+    Call32 = 3,
+    /// An instruction of it faulted or trapped: see [`crate::memory::last_fault`].
+    Fault = 4,
+}
+
+/// Where a signal interrupted a thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Interrupted {
+    /// In the host.
+    Host,
+    /// On the way into guest code; no guest instruction has been executed.
+    Entering,
+    /// In guest code.
+    Guest,
+}
+
+global_asm!(
+    r#"
+    .text
+    .p2align 4
+    .hidden dynasour_run_in_place
+    .globl dynasour_run_in_place
+dynasour_run_in_place:
+    push rbx
+    push rbp
+    push r12
+    push r13
+    push r14
+    push r15
+    mov gs:[{host_rsp}], rsp
+    rdfsbase rax
+    mov gs:[{host_fs_base}], rax
+    mov rax, [rip + {mask}]
+    mov rdx, rax
+    shr rdx, 32
+    xrstor64 [rdi + {xstate}]
+    mov rax, gs:[{fs_base}]
+    wrfsbase rax
+    .hidden dynasour_in_place_window
+    .globl dynasour_in_place_window
+dynasour_in_place_window:
+    mov byte ptr gs:[{selector}], {block}
+    cmp dword ptr gs:[{pending}], 0
+    jne dynasour_in_place_aborted
+    mov rax, gs:[{rflags}]
+    and rax, {loaded_flags}
+    or rax, {host_flags}
+    push rax
+    popfq
+    mov rax, gs:[{gpr}]
+    mov rcx, gs:[{gpr} + 8]
+    mov rdx, gs:[{gpr} + 16]
+    mov rbx, gs:[{gpr} + 24]
+    mov rbp, gs:[{gpr} + 40]
+    mov rsi, gs:[{gpr} + 48]
+    mov rdi, gs:[{gpr} + 56]
+    mov r8, gs:[{gpr} + 64]
+    mov r9, gs:[{gpr} + 72]
+    mov r10, gs:[{gpr} + 80]
+    mov r11, gs:[{gpr} + 88]
+    mov r12, gs:[{gpr} + 96]
+    mov r13, gs:[{gpr} + 104]
+    mov r14, gs:[{gpr} + 112]
+    mov r15, gs:[{gpr} + 120]
+    mov rsp, gs:[{gpr} + 32]
+    jmp qword ptr gs:[{rip}]
+    .hidden dynasour_in_place_window_end
+    .globl dynasour_in_place_window_end
+dynasour_in_place_window_end:
+    .hidden dynasour_in_place_left
+    .globl dynasour_in_place_left
+dynasour_in_place_left:
+    mov gs:[{gpr}], rax
+    mov gs:[{gpr} + 8], rcx
+    mov gs:[{gpr} + 16], rdx
+    mov gs:[{gpr} + 24], rbx
+    mov gs:[{gpr} + 32], rsp
+    mov gs:[{gpr} + 40], rbp
+    mov gs:[{gpr} + 48], rsi
+    mov gs:[{gpr} + 56], rdi
+    mov gs:[{gpr} + 64], r8
+    mov gs:[{gpr} + 72], r9
+    mov gs:[{gpr} + 80], r10
+    mov gs:[{gpr} + 88], r11
+    mov gs:[{gpr} + 96], r12
+    mov gs:[{gpr} + 104], r13
+    mov gs:[{gpr} + 112], r14
+    mov gs:[{gpr} + 120], r15
+    mov rsp, gs:[{host_rsp}]
+    pushfq
+    pop qword ptr gs:[{rflags}]
+    rdfsbase rax
+    mov gs:[{fs_base}], rax
+    mov rax, [rip + {mask}]
+    mov rdx, rax
+    shr rdx, 32
+    mov rdi, gs:[{this}]
+    xsave64 [rdi + {xstate}]
+    jmp 2f
+    .hidden dynasour_in_place_aborted
+    .globl dynasour_in_place_aborted
+dynasour_in_place_aborted:
+    mov rsp, gs:[{host_rsp}]
+    mov byte ptr gs:[{selector}], {allow}
+2:  push {host_flags}
+    popfq
+    test byte ptr [rip + {mask}], 4
+    jz 3f
+    vzeroupper
+3:  fninit
+    push {host_mxcsr}
+    ldmxcsr [rsp]
+    pop rax
+    mov rax, gs:[{host_fs_base}]
+    wrfsbase rax
+    pop r15
+    pop r14
+    pop r13
+    pop r12
+    pop rbp
+    pop rbx
+    ret
+    "#,
+    mask = sym XSTATE_MASK,
+    selector = const offset::DISPATCH_SELECTOR,
+    allow = const ALLOW,
+    block = const BLOCK,
+    pending = const offset::PENDING,
+    gpr = const offset::GPR,
+    rip = const offset::RIP,
+    rflags = const offset::RFLAGS,
+    fs_base = const offset::FS_BASE,
+    host_rsp = const offset::HOST_RSP,
+    host_fs_base = const offset::HOST_FS_BASE,
+    this = const offset::THIS,
+    xstate = const offset::XSTATE,
+    loaded_flags = const LOADED_FLAGS,
+    host_flags = const HOST_FLAGS,
+    host_mxcsr = const HOST_MXCSR,
+);
+
+unsafe extern "C" {
+    fn dynasour_run_in_place(context: *mut ThreadContext);
+    fn dynasour_in_place_window();
+    fn dynasour_in_place_window_end();
+    fn dynasour_in_place_left();
+    fn dynasour_in_place_aborted();
+}
+
+/// Makes this processor's extended state known: `features` are all of XCR0 but protection keys,
+/// whose register holds the guest's rights while the host runs, too. False if the state does not
+/// fit into a context.
+pub fn prepare(features: u64, size: usize) -> bool {
+    XSTATE_MASK.store(features, Ordering::Relaxed);
+    size <= XSTATE_SIZE
+}
+
+/// Turns syscall user dispatch on for this thread; a thread, a forked child and a program start
+/// without it. `context` is the thread's. False if the kernel has no such thing (before 5.11), or
+/// denies it.
+pub fn turn_on(context: &ThreadContext) -> bool {
+    let selector = context.dispatch_selector.as_ptr() as u64;
+    let args = [PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, 0, 0, selector];
+    // SAFETY: the selector allows calls, and lives as long as the thread.
+    unsafe { raw(&Call::new(libc::SYS_prctl, &args)) == 0 }
+}
+
+/// Runs guest code in place, from `context.rip` on, until a signal interrupts it. The guest's state
+/// in `context` is exact before and after.
+///
+/// # Safety
+/// `context` is this thread's, the GS base points to it, and [`turn_on`] and [`prepare`] have
+/// returned true. The guest then has the authority that native code has.
+pub unsafe fn run(context: &mut ThreadContext) -> Left {
+    context.in_place_left.store(Left::Aborted as u64, Ordering::Relaxed);
+    // SAFETY: the routine keeps the C calling convention; the rest is the caller's promise.
+    unsafe { dynasour_run_in_place(context) };
+    let all = [Left::Aborted, Left::Interrupted, Left::Call, Left::Call32, Left::Fault];
+    let left = all[context.in_place_left.load(Ordering::Relaxed) as usize];
+    if left != Left::Aborted {
+        context.rip = context.in_place_rip.load(Ordering::Relaxed);
+        context.rflags |= context.in_place_flags.load(Ordering::Relaxed);
+    }
+    left
+}
+
+/// For the signal handler, before anything else: where the signal has interrupted the thread, by
+/// its rip. The thread's calls are allowed from now on.
+pub fn interrupted(rip: u64, context: &ThreadContext) -> Interrupted {
+    if context.dispatch_selector.swap(ALLOW, Ordering::Relaxed) == ALLOW {
+        return Interrupted::Host;
+    }
+    let window = dynasour_in_place_window as *const () as u64
+        ..dynasour_in_place_window_end as *const () as u64;
+    let aborted = dynasour_in_place_aborted as *const () as u64;
+    if window.contains(&rip) || rip == aborted || rip == aborted + ABORTED_SELECTOR {
+        Interrupted::Entering
+    } else {
+        Interrupted::Guest
+    }
+}
+
+/// For the signal handler, after [`interrupted`] has found guest code: makes the thread leave it
+/// for this reason. `rip` and `rflags` are those of the interrupted thread.
+pub fn leave(rip: &mut i64, rflags: &mut i64, context: &ThreadContext, left: Left) {
+    context.in_place_left.store(left as u64, Ordering::Relaxed);
+    context.in_place_rip.store(*rip as u64, Ordering::Relaxed);
+    // The host must not be single-stepped.
+    context.in_place_flags.store(*rflags as u64 & TRAP_FLAG, Ordering::Relaxed);
+    *rflags &= !(TRAP_FLAG as i64);
+    *rip = dynasour_in_place_left as *const () as i64;
+}
+
+/// For the signal handler, after [`interrupted`] has found a thread entering: makes it not enter.
+pub fn abort(rip: &mut i64) {
+    *rip = dynasour_in_place_aborted as *const () as i64;
+}
+
+/// The offset from `aborted` of the instruction that allows calls: the length of
+/// `mov rsp, gs:[disp32]`.
+const ABORTED_SELECTOR: u64 = 9;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_abort_allows_calls_by_its_second_instruction() {
+        let second = dynasour_in_place_aborted as *const () as u64 + ABORTED_SELECTOR;
+        // SAFETY: reads bytes of this module's code: `mov byte ptr gs:[disp32], imm8`.
+        let bytes = unsafe { (second as *const [u8; 4]).read() };
+        assert_eq!(bytes, [0x65, 0xc6, 0x04, 0x25]);
+    }
+}
