@@ -19,13 +19,14 @@
 
 use super::{Dispatcher, TRAP_FLAG};
 use crate::config::Tier;
-use crate::interp::Stop;
+use crate::interp::{Stop, noncanonical};
 use crate::kernel::entry::in_place::{self, Left};
 use crate::kernel::process::{Outcome, System};
 use crate::kernel::signal::GuestFault;
 use crate::kernel::{x87_pointer, xstate};
 use crate::memory;
 use dynasour_guest::ThreadContext;
+use dynasour_ir::Trap;
 use dynasour_tracer::Selected;
 
 /// Bytes of `int 0x80`.
@@ -66,6 +67,11 @@ impl Dispatcher {
         context: &mut ThreadContext,
         system: &mut System,
     ) -> Outcome {
+        if noncanonical::is_noncanonical(context.rip) {
+            // A signal frame has named this address. The jump there would fault in the host.
+            let stop = Stop::Trap { pc: context.rip, trap: Trap::Fetch };
+            return self.handle_stop::<Selected>(context, system, stop);
+        }
         // SAFETY: the context is this thread's, GS points to it, and dispatch is on.
         let left = unsafe { in_place::run(context) };
         if left != Left::Aborted {
@@ -83,7 +89,7 @@ impl Dispatcher {
                 if self.opened_by_fault(&info) {
                     return Outcome::Continue;
                 }
-                let fault = GuestFault::from_host_fault(context, context.rip, &info);
+                let fault = GuestFault::at(context.rip, &info);
                 system.raise(context, fault)
             }
         }

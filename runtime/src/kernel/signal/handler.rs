@@ -178,7 +178,11 @@ impl GuestFault {
     /// instruction that was executed for it. `context` holds the state before the guest's
     /// instruction.
     pub fn from_host_fault(context: &ThreadContext, pc: u64, fault: &FaultInfo) -> GuestFault {
-        let fault = &precise::of_guest(context, pc, *fault);
+        GuestFault::at(pc, &precise::of_guest(context, pc, *fault))
+    }
+
+    /// The fault that the guest's own instruction at `pc` has caused.
+    pub fn at(pc: u64, fault: &FaultInfo) -> GuestFault {
         let page_fault = fault.trapno == Self::PAGE_FAULT;
         // SIGFPE and SIGILL have the instruction's address in `si_addr`: the guest must see its
         // own.
