@@ -25,6 +25,7 @@ use crate::bench::BenchArgs;
 use crate::explain::ExplainArgs;
 use crate::guards::GuardsArgs;
 use crate::ir::IrArgs;
+use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use dynasour_runtime::config::{
     Chaos, Count, EntryCheck, Limit, Placement, Returns, RunConfig, Stage, Tier, parse_pass,
@@ -55,6 +56,10 @@ impl Cli {
             && subcommand == "run"
             && let Ok(run) = Run::try_parse_from(std::iter::once(own).chain(options))
         {
+            if let Some(option) = run.args.option_without_meaning() {
+                let text = format!("{option} has no meaning with --tier direct");
+                return Err(Cli::command().error(ErrorKind::ArgumentConflict, text));
+            }
             return Ok(Cli { command: Command::Run(run.args) });
         }
         Cli::try_parse_from(options_first(line))
@@ -193,7 +198,7 @@ nothing was measured.")]
 pub struct RunArgs {
     /// How guest code is executed: interp (interpreter), dynamo (interpreter first, then native
     /// copies of blocks and traces), copy (native copies of blocks), full (native copies and
-    /// traces)
+    /// traces), direct (where it stands, without traces)
     #[arg(long, default_value_t = Tier::default(), value_name = "TIER")]
     tier: Tier,
     /// Executions of a trace head before it is compiled [default: 1000 in dynamo, 25000 in full].
@@ -299,6 +304,25 @@ fn parse_range(text: &str) -> Result<RangeInclusive<u32>, String> {
 }
 
 impl RunArgs {
+    /// An option that the user has given and the tier does not have. `direct` copies blocks only
+    /// where code cannot run in place, and makes no traces.
+    fn option_without_meaning(&self) -> Option<&'static str> {
+        if self.tier != Tier::Direct {
+            return None;
+        }
+        let given = [
+            (self.threshold.is_some(), "--threshold"),
+            (self.returns != Returns::Auto, "--returns"),
+            (self.entry_check.is_some(), "--entry-check"),
+            (self.policy.name() != placement::DEFAULT.name(), "--policy"),
+            (self.chaos.is_some(), "--chaos"),
+            (self.passes.is_some(), "--passes"),
+            (!self.skip_pass.is_empty(), "--skip-pass"),
+            (self.only_trace.is_some(), "--only-trace"),
+        ];
+        given.into_iter().find(|(is_given, _)| *is_given).map(|(_, option)| option)
+    }
+
     /// The configuration of the run that these options describe.
     pub fn into_config(self) -> RunConfig {
         let mut child_options: Vec<OsString> = Vec::new();

@@ -18,7 +18,7 @@ use dynasour_testkit::run::{self, Invocation, Outcome, Status, text};
 use dynasour_testkit::{build, list, scratch};
 
 const DYNASOUR: &str = env!("CARGO_BIN_EXE_dynasour");
-const TIERS: [&str; 4] = ["interp", "dynamo", "copy", "full"];
+const TIERS: [&str; 5] = ["interp", "dynamo", "copy", "direct", "full"];
 
 /// An empty directory of this test's own.
 fn directory(name: &str) -> PathBuf {
@@ -273,6 +273,10 @@ fn usage_errors() {
         &["run", "--only-trace", "9-3", "--", "touch", "marker"],
         &["run", "--stats=yes", "--", "touch", "marker"],
         &["run", "--tier"],
+        &["run", "--tier", "direct", "--returns", "stack", "--", "touch", "marker"],
+        &["run", "--tier", "direct", "--entry-check", "loop", "--", "touch", "marker"],
+        &["run", "--tier", "direct", "--chaos", "1/3", "--", "touch", "marker"],
+        &["run", "--tier", "direct", "--threshold", "1", "--", "touch", "marker"],
     ];
     for words in bad {
         let outcome = dynasour(&here, words);

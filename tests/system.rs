@@ -10,7 +10,7 @@ use dynasour_testkit::scratch;
 use dynasour_testkit::{Lab, build, list};
 
 /// The properties tested here hold in all tiers, and each tier has statistics.
-const TIERS: [&str; 4] = ["interp", "dynamo", "copy", "full"];
+const TIERS: [&str; 5] = ["interp", "dynamo", "copy", "direct", "full"];
 
 fn temporary(name: &str) -> PathBuf {
     run::disable_core_dumps();
@@ -131,6 +131,57 @@ fn a_program_run_natively_is_preceded_by_the_report() {
         (before.as_str(), reports, outcome.stdout.as_slice()),
         ("", 1, b"native\n".as_slice())
     );
+}
+
+/// Where syscall user dispatch is denied, `direct` says so once and runs the program all the same;
+/// the programs that it executes say nothing.
+#[test]
+fn without_syscall_user_dispatch_another_tier_runs() {
+    const DENY: &str = r#"
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+/* Executes its arguments where prctl(PR_SET_SYSCALL_USER_DISPATCH) fails. */
+int main(int argc, char **argv) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_prctl, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[0])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 59, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof code / sizeof *code, code};
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) return 99;
+    execv(argv[1], argv + 1);
+    return 98;
+}
+"#;
+    let directory = temporary("denied");
+    fs::write(directory.join("deny.c"), DENY).expect("write the source");
+    let compiler = Invocation::new("/usr/bin/cc", &directory).args(["-o", "deny", "deny.c"]).run();
+    assert_eq!(compiler.status, Status::Exited(0), "{}", compiler.excerpt());
+    let outcome = Invocation::new(directory.join("deny"), &directory)
+        .args([env!("CARGO_BIN_EXE_dynasour"), "run", "--tier", "direct", "--"])
+        .args(["sh", "-c", "sh -c 'echo one'; echo two; exit 5"])
+        .run();
+    assert_eq!(
+        (outcome.status, &outcome.stdout[..]),
+        (
+            Status::Exited(5),
+            &b"one
+two
+"[..]
+        )
+    );
+    let message = String::from_utf8_lossy(&outcome.stderr);
+    assert_eq!(message.matches("syscall user dispatch").count(), 1, "{message}");
+    assert_eq!(message.lines().count(), 1, "{message}");
 }
 
 /// The dynamic linker's settings in the environment apply to the guest; dynasour itself has no

@@ -13,9 +13,10 @@
 //! not. At last it protects the host's memory and enters the dispatcher at the entry point.
 
 use crate::changes::{CodePages, host};
-use crate::config::RunConfig;
+use crate::config::{RunConfig, Tier};
 use crate::dispatch::{self, Dispatcher, Machine};
 use crate::interp;
+use crate::kernel::entry::in_place;
 use crate::kernel::process::{self, exec::Follow};
 use crate::kernel::process::{Config, Inherited, System};
 use crate::kernel::signal::FaultHooks;
@@ -64,6 +65,7 @@ fn setup(error: impl std::fmt::Display) -> RunError {
 /// See [`RunError`].
 pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     let inherited = Inherited::record();
+    let config = &with_possible_tier(config);
     dynasour_emitter::silence_allocator();
     let path = if config.argv0.is_some() {
         // An execve of a guest: its path is used as it is.
@@ -123,6 +125,22 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     let ending = dispatcher.run(&mut context, &mut system);
     system.leave();
     ending.finish()
+}
+
+/// The configuration with a tier that this kernel allows.
+fn with_possible_tier(config: &RunConfig) -> RunConfig {
+    let mut config = config.clone();
+    if config.tier == Tier::Direct && !in_place::is_available() {
+        // A program that the guest executes gets the same options, and says nothing.
+        if config.argv0.is_none() {
+            process::complain(
+                "this kernel has no syscall user dispatch (Linux 5.11), or denies it: \
+                 --tier full is used instead of direct",
+            );
+        }
+        config.tier = Tier::Full;
+    }
+    config
 }
 
 /// Makes the host's allocator take all memory from the program break, above which

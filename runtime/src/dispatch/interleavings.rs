@@ -276,7 +276,7 @@ fn worker(number: usize, machine: &'static Machine, system: System) -> Worker {
         let mut context = ThreadContext::new();
         // SAFETY: the context outlives the thread's last access to guest memory.
         unsafe { crate::kernel::entry::set_gs_base(&*context) };
-        signal::install(HOOKS).expect("memory");
+        signal::install(HOOKS, &context).expect("memory");
         system.attach(&mut context);
         let dispatcher = Dispatcher::new(machine).expect("memory");
         let performed = Arc::new(AtomicU32::new(0));

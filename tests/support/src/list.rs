@@ -160,6 +160,7 @@ macro_rules! for_each_guest {
             not_executable: "not_executable.c",
             segment_overrides: "segment_overrides.c",
             gs_operands: "gs_operands.c" .flags(&["-mno-red-zone"]),
+            gs_base: "gs_base.c",
             vsyscall: "vsyscall.c" .flags(&["-mno-red-zone"]),
             return_slots: "return_slots.c" .flags(&["-mno-red-zone"]),
             calls_noncanonical: "calls_noncanonical.c" .flags(&["-mno-red-zone"]),

@@ -19,8 +19,9 @@
 //! Invariants. (1) The selector allows calls whenever host code runs, except between the first and
 //! the last instruction of the *window*, which makes none. (2) The handler allows calls before it
 //! does anything else, and a thread that was interrupted while they were blocked never returns to
-//! guest code without passing the host: else its own `rt_sigreturn` would be blocked. (3) Guest
-//! code does not change the GS base.
+//! guest code without passing the host: else its own `rt_sigreturn` would be blocked. (3) If guest
+//! code changes the GS base, the handler's entry stores it to the context and restores the host's;
+//! as long as it is not 0 the thread does not run in place.
 //!
 //! Example: the guest executes `syscall` at 0x401000. The handler gets SIGSYS, notes
 //! [`Left::Call`] and 0x401002, and returns to `left`. [`run`] returns, the dispatcher has the
@@ -220,9 +221,16 @@ pub fn prepare(features: u64, size: usize) -> bool {
     size <= XSTATE_SIZE
 }
 
+/// Does the kernel have syscall user dispatch (Linux 5.11), and let this process use it?
+pub fn is_available() -> bool {
+    const PR_SYS_DISPATCH_OFF: u64 = 0;
+    let args = [PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_OFF, 0, 0, 0];
+    // SAFETY: turns off what is off.
+    unsafe { raw(&Call::new(libc::SYS_prctl, &args)) == 0 }
+}
+
 /// Turns syscall user dispatch on for this thread; a thread, a forked child and a program start
-/// without it. `context` is the thread's. False if the kernel has no such thing (before 5.11), or
-/// denies it.
+/// without it. `context` is the thread's. False if the kernel refuses.
 pub fn turn_on(context: &ThreadContext) -> bool {
     let selector = context.dispatch_selector.as_ptr() as u64;
     let args = [PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, 0, 0, selector];

@@ -38,7 +38,7 @@ use std::sync::{Arc, Mutex};
 
 use dynasour_guest::ThreadContext;
 
-use super::thread::{Ending, GUARD, STACK, STACKS, ThreadBody, map_stacks};
+use super::thread::{Ending, GUARD, STACK, STACKS, ThreadBody, alternate_stack_in, map_stacks};
 use crate::kernel::entry::{self, Call, SpawnStart};
 use crate::kernel::process::{Done, System};
 use crate::kernel::signal;
@@ -136,7 +136,7 @@ impl CompanionSeat {
     }
 
     fn alternate_stack(&self) -> u64 {
-        self.stack() + (STACK + GUARD) as u64
+        alternate_stack_in(self.mapping)
     }
 
     /// The stack on which a companion starts: its base, its size.
@@ -274,7 +274,7 @@ unsafe extern "C" fn companion_main(start: *mut SpawnStart) -> ! {
     set_tid_address(&raw const seat.occupied as u64);
     // SAFETY: the stack belongs to the seat; the descriptor is this process's own copy.
     unsafe {
-        signal::use_alternate_stack(seat.alternate_stack() as *mut libc::c_void);
+        signal::use_alternate_stack(seat.alternate_stack(), context);
         if let Some(fd) = companion.unwanted {
             entry::raw(&Call::new(libc::SYS_close, &[fd as u64]));
         }

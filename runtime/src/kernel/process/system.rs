@@ -304,7 +304,7 @@ impl System {
         self.attach(context);
         // SAFETY: the caller's promise.
         unsafe { entry::set_gs_base(context) };
-        signal::install(hooks)?;
+        signal::install(hooks, context)?;
         self.mirror_all();
         self.inherits_blocked();
         signal::set_kernel_mask(signal::host_mask(self.mask));

@@ -230,8 +230,13 @@ struct Seat {
     thread: Option<libc::pthread_t>,
 }
 
-/// Bytes of what [`map_stacks`] maps.
-pub(super) const STACKS: usize = 2 * GUARD + STACK + signal::ALTERNATE_STACK;
+/// Bytes of what [`map_stacks`] maps; as many as it takes to align the alternate stack.
+pub(super) const STACKS: usize = 2 * GUARD + STACK + 2 * signal::ALTERNATE_STACK;
+
+/// The alternate stack in what [`map_stacks`] has mapped at `mapping`.
+pub(super) fn alternate_stack_in(mapping: u64) -> u64 {
+    (mapping + (2 * GUARD + STACK) as u64).next_multiple_of(signal::ALTERNATE_STACK as u64)
+}
 
 /// Maps a host stack and an alternate stack above it, each with an inaccessible page below.
 pub(super) fn map_stacks() -> Option<u64> {
@@ -249,7 +254,8 @@ pub(super) fn map_stacks() -> Option<u64> {
             return None;
         }
         libc::mprotect(mapping, GUARD, libc::PROT_NONE);
-        libc::mprotect(mapping.byte_add(GUARD + STACK), GUARD, libc::PROT_NONE);
+        let alternate = alternate_stack_in(mapping as u64);
+        libc::mprotect((alternate - GUARD as u64) as *mut _, GUARD, libc::PROT_NONE);
         Some(mapping as u64)
     }
 }
@@ -268,7 +274,7 @@ impl Seat {
     }
 
     fn alternate_stack(&self) -> u64 {
-        self.stack() + (STACK + GUARD) as u64
+        alternate_stack_in(self.mapping)
     }
 
     /// Waits until the last host thread on this seat has ended. It is about to.
@@ -318,7 +324,7 @@ extern "C" fn start(argument: *mut libc::c_void) -> *mut libc::c_void {
     unsafe {
         seat.thread = Some(libc::pthread_self());
         entry::set_gs_base(&*seat.context);
-        signal::use_alternate_stack(seat.alternate_stack() as *mut libc::c_void);
+        signal::use_alternate_stack(seat.alternate_stack(), &seat.context);
         // Replaces the C library's robust list, which the guest must not see; the guest registers
         // its own.
         entry::raw(&Call::new(libc::SYS_set_robust_list, &[0, ROBUST_HEAD as u64]));

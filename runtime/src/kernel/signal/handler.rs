@@ -55,8 +55,9 @@ const SYS_USER_DISPATCH: i32 = 2;
 /// The `si_arch` of a call by `int 0x80` (the kernel's `AUDIT_ARCH_I386`).
 const AUDIT_ARCH_I386: u32 = 0x4000_0003;
 
-/// Bytes of the host's alternate signal stack (guess). If the handler needs more, it faults at the
-/// inaccessible page below, and the process dies.
+/// Bytes of the host's alternate signal stack, and its alignment (guess; a power of two). If the
+/// handler needs more, it faults at the inaccessible page below, and the process dies. The lowest
+/// word is the address of the thread's context, for `host_entry.rs`.
 pub const ALTERNATE_STACK: usize = 128 << 10;
 
 /// A fault of the guest's, as the kernel would describe it to the guest.
@@ -219,15 +220,19 @@ pub struct FaultHooks {
 
 static HOOKS: OnceLock<FaultHooks> = OnceLock::new();
 
-/// Gives this thread an alternate signal stack. The first call sets the handler's hooks.
-pub fn install(hooks: FaultHooks) -> std::io::Result<()> {
+/// Gives this thread, whose context is `context`, an alternate signal stack. The first call sets
+/// the handler's hooks.
+///
+/// # Errors
+/// There is no memory.
+pub fn install(hooks: FaultHooks, context: &ThreadContext) -> std::io::Result<()> {
     let _ = HOOKS.set(hooks);
     let guard = 4096;
     // SAFETY: a fresh mapping, never unmapped, of which the lowest page is made inaccessible.
     unsafe {
         let stack = libc::mmap(
             std::ptr::null_mut(),
-            guard + ALTERNATE_STACK,
+            guard + 2 * ALTERNATE_STACK,
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
             -1,
@@ -236,18 +241,24 @@ pub fn install(hooks: FaultHooks) -> std::io::Result<()> {
         if stack == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error());
         }
-        libc::mprotect(stack, guard, libc::PROT_NONE);
-        use_alternate_stack(stack.byte_add(guard));
+        let aligned = (stack as u64 + guard as u64).next_multiple_of(ALTERNATE_STACK as u64);
+        libc::mprotect((aligned - guard as u64) as *mut _, guard, libc::PROT_NONE);
+        use_alternate_stack(aligned, context);
     }
     Ok(())
 }
 
-/// Makes the [`ALTERNATE_STACK`] bytes at `stack` this thread's alternate signal stack.
+/// Makes the [`ALTERNATE_STACK`] bytes at `stack`, which is aligned to as many, the alternate
+/// signal stack of this thread, whose context is `context`.
 ///
 /// # Safety
 /// Nothing else may use these bytes while the thread lives.
-pub unsafe fn use_alternate_stack(stack: *mut libc::c_void) {
-    let stack = libc::stack_t { ss_sp: stack, ss_flags: 0, ss_size: ALTERNATE_STACK };
+pub unsafe fn use_alternate_stack(stack: u64, context: &ThreadContext) {
+    debug_assert_eq!(stack % ALTERNATE_STACK as u64, 0);
+    let ss_sp = stack as *mut libc::c_void;
+    // SAFETY: the caller's promise.
+    unsafe { ss_sp.cast::<u64>().write(std::ptr::from_ref(context) as u64) };
+    let stack = libc::stack_t { ss_sp, ss_flags: 0, ss_size: ALTERNATE_STACK };
     // SAFETY: the caller's promise. It cannot fail: the stack is large, and the thread is not on
     // another one.
     unsafe { libc::sigaltstack(&stack, std::ptr::null_mut()) };

@@ -5,8 +5,10 @@
 //! [`on_signal`](super::on_signal) with the thread's context, and restores the interrupted FS base.
 //! The kernel's frame restores the flags.
 //!
-//! Owns no data, takes no lock. Invariant: the GS base points to the thread's `ThreadContext`
-//! whenever a signal with a host handler can arrive.
+//! Owns no data, takes no lock. Invariant: whenever a signal with a host handler can arrive, the GS
+//! base points to the thread's `ThreadContext`, except while guest code runs in place, which may
+//! change it. The entry then finds the context through the lowest word of the alternate stack,
+//! stores the guest's GS base to the context, and restores the host's.
 //!
 //! Example: SIGALRM interrupts a trace. The kernel switches to the host's alternate stack and calls
 //! `dynasour_signal_entry`; its `ret` leads to `dynasour_restorer`, which calls `rt_sigreturn`.
@@ -26,7 +28,17 @@ dynasour_signal_entry:
     pushfq
     and qword ptr [rsp], ~0x40100
     popfq
-    rdfsbase rbx
+    mov rcx, rsp
+    and rcx, -{stack}
+    mov rcx, [rcx]
+    cmp byte ptr [rcx + {selector}], 0
+    je 2f
+    rdgsbase rax
+    cmp rax, rcx
+    je 2f
+    mov [rcx + {gs_base}], rax
+    wrgsbase rcx
+2:  rdfsbase rbx
     mov rcx, gs:[{host_fs_base}]
     wrfsbase rcx
     mov rcx, gs:[{this}]
@@ -45,6 +57,9 @@ dynasour_restorer:
     "#,
     host_fs_base = const offset::HOST_FS_BASE,
     this = const offset::THIS,
+    selector = const offset::DISPATCH_SELECTOR,
+    gs_base = const offset::GS_BASE,
+    stack = const super::ALTERNATE_STACK,
     on_signal = sym super::on_signal,
     rt_sigreturn = const libc::SYS_rt_sigreturn,
 );
