@@ -114,6 +114,7 @@ modes! {
     interp: "--tier interp",
     dynamo: "--tier dynamo",
     copy: "--tier copy",
+    direct: "--tier direct",
     stack: "--tier copy --returns stack",
     full: "--tier full --threshold 50",
 }

@@ -16,7 +16,7 @@ use crate::changes::{CodePages, host};
 use crate::config::{RunConfig, Tier};
 use crate::dispatch::{self, Dispatcher, Machine};
 use crate::interp;
-use crate::kernel::entry::in_place;
+use crate::kernel::entry::{call_stubs, in_place};
 use crate::kernel::process::{self, exec::Follow};
 use crate::kernel::process::{Config, Inherited, System};
 use crate::kernel::signal::FaultHooks;
@@ -83,6 +83,9 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     // cache does not.
     let pages = Arc::new(CodePages::default());
     host::install(&pages);
+    if config.tier == Tier::Direct {
+        call_stubs::map();
+    }
     let machine = Machine::new(config, vdso_range, pages.clone()).map_err(setup)?;
     if config.stats || config.stats_json.is_some() {
         profile::enable();

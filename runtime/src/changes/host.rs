@@ -136,8 +136,8 @@ impl CodePages {
     }
 }
 
-/// Writes to private memory as if it were writable.
-fn write_past_protection(address: u64, bytes: &[u8]) -> bool {
+/// Writes to private memory as if it were writable. False if it cannot be written.
+pub fn write_past_protection(address: u64, bytes: &[u8]) -> bool {
     let call = |nr, args: &[u64]| {
         // SAFETY: calls about a descriptor that is opened and closed here; the write goes where the
         // caller was asked to store.

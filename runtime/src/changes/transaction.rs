@@ -263,7 +263,12 @@ impl CodePages {
     /// Must calls that may write to memory be announced? With one thread only if a page is guarded:
     /// no other thread can guard a page during the call.
     pub fn announces_outputs(&self) -> bool {
-        self.is_threaded() || !super::guards::none()
+        self.is_threaded() || self.has_guards()
+    }
+
+    /// Is a page guarded?
+    pub fn has_guards(&self) -> bool {
+        !super::guards::none()
     }
 
     /// The kernel may be about to write to what the arguments of the call `nr` say. That is open

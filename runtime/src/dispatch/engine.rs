@@ -24,6 +24,7 @@ use std::ops::Range;
 
 impl Code for Dispatcher {
     fn drop_code(&mut self, range: Range<u64>) {
+        self.machine.call_sites.take_back(&range);
         let read = self.machine.footprint.forget(&range);
         self.forget_blocks(&range);
         if read || self.machine.fragments().is_some_and(|f| f.is_made_from(&range)) {
@@ -34,12 +35,16 @@ impl Code for Dispatcher {
 
 impl Engine for Dispatcher {
     fn make_room(&mut self, range: &Range<u64>) -> Option<Moved> {
+        let stubs = self.machine.drop_call_stubs(&self.peer, range);
         self.abandon(AbortReason::Flushed);
         let moved = self.machine.make_room(&self.peer, range);
         if moved.is_some() {
             self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
         }
-        moved
+        let Some(stubs) = stubs else { return moved };
+        let mut moved = moved.unwrap_or_else(|| Moved { from: Vec::new(), to: Vec::new() });
+        moved.from.push(stubs);
+        Some(moved)
     }
 
     fn report(&mut self, system: &System) {

@@ -19,12 +19,14 @@
 //! threads, makes the fragments of the page rest and removes its blocks, waits until the other
 //! threads have left the cache, and gives the blocks' memory back.
 
+use super::call_sites::CallSites;
 use super::footprint::Footprint;
 use super::fragments::{FragmentError, Fragments, Touched};
 use super::peers::{Peer, Peers};
 use super::{Dispatcher, IdleDispatcher};
 use crate::changes::CodePages;
 use crate::config::{RunConfig, Stage, Tier};
+use crate::kernel::entry::call_stubs;
 use crate::kernel::process::Moved;
 use crate::observe::census::{self, Census};
 use crate::observe::profile::{self, Phase};
@@ -44,6 +46,8 @@ static MACHINE: AtomicPtr<Machine> = AtomicPtr::new(std::ptr::null_mut());
 pub struct Machine {
     /// What the user asked for.
     pub config: RunConfig,
+    /// The system calls of guest code in place.
+    pub call_sites: CallSites,
     /// Returns the range of the code that is never traced (the vDSO).
     pub untraced: fn() -> Range<u64>,
     /// What is known of the pages of guest code.
@@ -78,6 +82,7 @@ impl Machine {
         };
         let machine = Box::leak(Box::new(Machine {
             config: config.clone(),
+            call_sites: CallSites::default(),
             untraced,
             pages,
             peers: Peers::default(),
@@ -220,6 +225,20 @@ impl Machine {
         Some(moved)
     }
 
+    /// The guest wants to map `range`: if the stubs of system calls are there, they go, for good.
+    /// Returns where they were. The caller is outside and holds no lock.
+    pub fn drop_call_stubs(&self, own: &Peer, range: &Range<u64>) -> Option<Range<u64>> {
+        let _exclusive = self.pages.exclusive();
+        let stubs = call_stubs::range();
+        if stubs.start >= range.end || range.start >= stubs.end {
+            return None;
+        }
+        self.call_sites.close();
+        self.peers.await_out_of_place(own);
+        call_stubs::unmap();
+        Some(stubs)
+    }
+
     /// Is guest code executed by anything other than the interpreter?
     pub fn has_fragments(&self) -> bool {
         self.fragments.is_some()
@@ -261,8 +280,10 @@ impl Machine {
         let _exclusive = self.pages.exclusive();
         let _resting = lock(&self.idle);
         let _fragments = self.fragments();
-        self.footprint
-            .while_locked(|| self.peers.while_locked(&mut || self.pages.while_locked(&mut *f)));
+        self.call_sites.while_locked(|| {
+            self.footprint
+                .while_locked(|| self.peers.while_locked(&mut || self.pages.while_locked(&mut *f)))
+        });
     }
 
     /// Writes a line about a stage that the user wants to see.

@@ -13,7 +13,7 @@
 //! | file | |
 //! | --- | --- |
 //! | [`stretch`] | the loop that executes guest code, interpreted or native |
-//! | [`in_place`] | guest code that runs where it stands |
+//! | [`in_place`], [`call_sites`] | guest code that runs where it stands, and its hot system calls |
 //! | [`interpreter_stops`] | what the runtime does when the interpreter stops |
 //! | [`select`] | what happens at each edge between interpreted blocks |
 //! | [`traces`] | recording and compiling traces |
@@ -37,6 +37,7 @@
 //! by a guard to 0x1080. The guest continues there in the interpreter, which stops at a system
 //! call, and `stops` has the kernel perform it.
 
+mod call_sites;
 mod engine;
 mod footprint;
 mod fragments;

@@ -90,6 +90,8 @@ pub struct Peer {
     /// The number of threads that are about to call this one, in units of [`CALLING`], and the bit
     /// [`CALLED`].
     calls: AtomicU32,
+    /// Does it run guest code in place, or is it about to?
+    in_place: AtomicBool,
     /// The number of the guest's system calls that it has made.
     pub syscalls: AtomicU64,
     /// The number of blocks that it has interpreted, at the last `Dispatcher::publish_counts`.
@@ -209,6 +211,17 @@ impl Peer {
         }
     }
 
+    /// The thread, which is outside, is about to run guest code in place. What it reads afterwards
+    /// is not older than what another thread has written that does not wait for it.
+    pub fn enter_in_place(&self) {
+        self.in_place.store(true, Ordering::SeqCst);
+    }
+
+    /// The thread has left guest code in place.
+    pub fn leave_in_place(&self) {
+        self.in_place.store(false, Ordering::SeqCst);
+    }
+
     /// A vfork child that used this while its parent slept is gone. It may have ended in any state;
     /// the parent is outside.
     pub fn reset_after_vfork(&self) {
@@ -298,6 +311,22 @@ impl Peers {
             }
         }
         Ok(())
+    }
+
+    /// Makes every thread but `own` leave guest code in place and stubs of system calls, and waits
+    /// until it has. A system call that it makes by a stub is interrupted.
+    pub fn await_out_of_place(&self, own: &Peer) {
+        for peer in self.others(own) {
+            let mut backoff = Backoff::default();
+            let call = || {
+                // A thread that has ended cannot be called.
+                let (pid, tid) = (&peer.pid, &peer.tid);
+                signal::call_out(pid.load(Ordering::SeqCst), tid.load(Ordering::SeqCst))
+            };
+            while peer.in_place.load(Ordering::SeqCst) && call() {
+                backoff.wait();
+            }
+        }
     }
 
     /// The registers of the thread with this kernel id; none if there is no such thread, if it has

@@ -161,6 +161,7 @@ macro_rules! for_each_guest {
             segment_overrides: "segment_overrides.c",
             gs_operands: "gs_operands.c" .flags(&["-mno-red-zone"]),
             gs_base: "gs_base.c",
+            call_sites: "call_sites.c" .flags(&["-pthread"]),
             vsyscall: "vsyscall.c" .flags(&["-mno-red-zone"]),
             return_slots: "return_slots.c" .flags(&["-mno-red-zone"]),
             calls_noncanonical: "calls_noncanonical.c" .flags(&["-mno-red-zone"]),

@@ -9,7 +9,7 @@
 //!
 //! The only way out of such code is a signal. While it runs, the *selector* of syscall user
 //! dispatch says that calls are blocked, so that each `syscall` and `int 0x80` of the guest raises
-//! SIGSYS before the kernel does anything. The signal handler notes why the guest was interrupted
+//! SIGSYS before the kernel does anything; calls of [`super::call_stubs`] are allowed. The signal handler notes why the guest was interrupted
 //! and makes the thread continue at `left`, which stores the guest's registers. Since a signal
 //! frame holds all registers, the guest's state is exact wherever it was interrupted.
 //!
@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::context::{XSTATE_SIZE, offset};
 
-use super::{Call, raw};
+use super::{Call, call_stubs, raw};
 
 /// `PR_SET_SYSCALL_USER_DISPATCH` and `PR_SYS_DISPATCH_ON` (manual: prctl(2)).
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
@@ -230,10 +230,13 @@ pub fn is_available() -> bool {
 }
 
 /// Turns syscall user dispatch on for this thread; a thread, a forked child and a program start
-/// without it. `context` is the thread's. False if the kernel refuses.
-pub fn turn_on(context: &ThreadContext) -> bool {
+/// without it. `context` is the thread's. Are the calls of stubs allowed ([`super::call_stubs`])? False
+/// if the kernel refuses.
+pub fn turn_on(context: &ThreadContext, with_stubs: bool) -> bool {
     let selector = context.dispatch_selector.as_ptr() as u64;
-    let args = [PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, 0, 0, selector];
+    let allowed = if with_stubs { call_stubs::range() } else { 0..0 };
+    let length = allowed.end - allowed.start;
+    let args = [PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, allowed.start, length, selector];
     // SAFETY: the selector allows calls, and lives as long as the thread.
     unsafe { raw(&Call::new(libc::SYS_prctl, &args)) == 0 }
 }
@@ -274,14 +277,23 @@ pub fn interrupted(rip: u64, context: &ThreadContext) -> Interrupted {
 }
 
 /// For the signal handler, after [`interrupted`] has found guest code: makes the thread leave it
-/// for this reason. `rip` and `rflags` are those of the interrupted thread.
-pub fn leave(rip: &mut i64, rflags: &mut i64, context: &ThreadContext, left: Left) {
+/// for this reason. `registers` are those of the interrupted thread.
+pub fn leave(registers: &mut [i64; 23], context: &ThreadContext, left: Left) {
+    let rip = registers[libc::REG_RIP as usize] as u64;
+    let state = call_stubs::guest_state(rip);
+    if let Some(rax) = state.and_then(|state| state.rax) {
+        registers[libc::REG_RAX as usize] = rax as i64;
+    }
+    if let Some(rcx) = state.and_then(|state| state.rcx) {
+        registers[libc::REG_RCX as usize] = rcx as i64;
+    }
     context.in_place_left.store(left as u64, Ordering::Relaxed);
-    context.in_place_rip.store(*rip as u64, Ordering::Relaxed);
+    context.in_place_rip.store(state.map_or(rip, |state| state.rip), Ordering::Relaxed);
+    let rflags = &mut registers[libc::REG_EFL as usize];
     // The host must not be single-stepped.
     context.in_place_flags.store(*rflags as u64 & TRAP_FLAG, Ordering::Relaxed);
     *rflags &= !(TRAP_FLAG as i64);
-    *rip = dynasour_in_place_left as *const () as i64;
+    registers[libc::REG_RIP as usize] = dynasour_in_place_left as *const () as i64;
 }
 
 /// For the signal handler, after [`interrupted`] has found a thread entering: makes it not enter.

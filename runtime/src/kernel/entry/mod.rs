@@ -17,6 +17,7 @@
 //! handler accepts it and sets rip to the way out; [`windowed`] returns [`NOT_ENTERED`], the signal
 //! is delivered, and then the guest makes the call again.
 
+pub mod call_stubs;
 pub mod in_place;
 pub mod rights;
 mod xsave;

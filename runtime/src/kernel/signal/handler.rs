@@ -287,10 +287,7 @@ pub unsafe extern "C" fn on_signal(
             if left == Left::Interrupted {
                 handle(signo, info, frame, context);
             }
-            let [.., rip, rflags] = &mut frame.uc_mcontext.gregs[..=libc::REG_EFL as usize] else {
-                return;
-            };
-            in_place::leave(rip, rflags, context, left);
+            in_place::leave(&mut frame.uc_mcontext.gregs, context, left);
         }
     }
 }

@@ -41,6 +41,7 @@
 mod control;
 pub(crate) mod int80;
 pub mod memory;
+mod passed_on;
 pub mod paths;
 mod process_memory;
 mod segments;

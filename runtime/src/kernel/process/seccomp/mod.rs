@@ -94,7 +94,7 @@ impl Shared {
 }
 
 impl Seccomp {
-    fn is_off(&self) -> bool {
+    pub(crate) fn is_off(&self) -> bool {
         !self.strict && self.filters.is_empty()
     }
 

@@ -300,6 +300,11 @@ impl System {
         self.pass(call)
     }
 
+    /// May there be a signalfd of one of the six?
+    pub(super) fn reads_from_file() -> bool {
+        READ_FROM_FILE.load(Ordering::Relaxed)
+    }
+
     /// Calls `f`, which makes the system call `nr`, such that a signalfd shows the held signals.
     ///
     /// During the call the kernel blocks those of the six that are in `mask`, and the held ones

@@ -1,0 +1,68 @@
+//! Calls that guest code in place may make without the runtime (`crate::dispatch::call_sites`).
+//!
+//! Data: none. Invariant: [`System::perform`] passes each call of the list on unchanged, unless
+//! [`System::watches_calls`].
+//!
+//! Example: `lseek` is in the list. `mmap` is not, because the runtime keeps account of the address
+//! space.
+//!
+//! [`System::perform`]: crate::kernel::process::System
+
+use crate::kernel::process::System;
+
+impl System {
+    /// Is the call `nr` passed on to the kernel unchanged? The list has those that programs make
+    /// often.
+    pub fn passes_on(nr: i64) -> bool {
+        matches!(
+            nr,
+            libc::SYS_read
+                | libc::SYS_write
+                | libc::SYS_pread64
+                | libc::SYS_pwrite64
+                | libc::SYS_readv
+                | libc::SYS_writev
+                | libc::SYS_lseek
+                | libc::SYS_fstat
+                | libc::SYS_getdents64
+                | libc::SYS_fcntl
+                | libc::SYS_ioctl
+                | libc::SYS_poll
+                | libc::SYS_select
+                | libc::SYS_epoll_wait
+                | libc::SYS_epoll_ctl
+                | libc::SYS_eventfd2
+                | libc::SYS_sendto
+                | libc::SYS_recvfrom
+                | libc::SYS_sendmsg
+                | libc::SYS_recvmsg
+                | libc::SYS_futex
+                | libc::SYS_sched_yield
+                | libc::SYS_nanosleep
+                | libc::SYS_clock_nanosleep
+                | libc::SYS_clock_gettime
+                | libc::SYS_gettimeofday
+                | libc::SYS_times
+                | libc::SYS_getrusage
+                | libc::SYS_getpid
+                | libc::SYS_gettid
+                | libc::SYS_getppid
+                | libc::SYS_getuid
+                | libc::SYS_geteuid
+                | libc::SYS_getgid
+                | libc::SYS_getegid
+                | libc::SYS_getrandom
+        )
+    }
+
+    /// Must all calls of this thread come to the runtime? It may have filters, guarded pages to
+    /// which the kernel could not write, descriptors that lead to guest memory, or a signalfd that
+    /// shows emulated signals.
+    pub fn watches_calls(&self) -> bool {
+        !self.seccomp.is_off()
+            || self.dispatch.is_some()
+            || self.process.pages().has_guards()
+            || self.process.pages().is_written_as_file()
+            || Self::reads_from_file()
+    }
+}
