@@ -6,7 +6,7 @@
 //! | module | methods |
 //! | --- | --- |
 //! | [`compile`] | requests for code generation |
-//! | [`place`] | compiled code becomes a fragment |
+//! | [`placing`] | compiled code becomes a fragment |
 //! | [`copies`] | copied blocks: made, entered, removed, counted |
 //! | [`links`] | which code leads where; the verifier |
 //! | [`counts`] | what fragments have counted |
