@@ -38,7 +38,7 @@ use std::path::{Path, PathBuf};
 
 pub use error::{LoadError, Reason};
 pub use executable::resolve_command;
-pub use stack::Places;
+pub use stack::StackLayout;
 
 use crate::space::{self, Brk};
 use header::Headers;
@@ -108,7 +108,7 @@ pub struct Loaded {
     /// The stack's addresses, without the guard region below.
     pub stack: Range<u64>,
     /// Addresses of the stack's contents; all registers but rsp start as zero.
-    pub places: Places,
+    pub places: StackLayout,
     /// The program break, still empty.
     pub brk: Brk,
     /// The target of /proc/self/exe.
@@ -142,7 +142,7 @@ fn find_program(path: &Path) -> Result<Plan, Reason> {
             }
         })?;
         match step {
-            Step::Script(line) => {
+            Opened::Script(line) => {
                 // The interpreter's name replaces the script's argv[0]: interpreter, its argument,
                 // the script's path.
                 let mut arguments = vec![c_string(&line.interpreter)?];
@@ -152,7 +152,7 @@ fn find_program(path: &Path) -> Result<Plan, Reason> {
                 current = PathBuf::from(OsStr::from_bytes(&line.interpreter));
                 scripts += 1;
             }
-            Step::Program(program, linker) => {
+            Opened::Program(program, linker) => {
                 return Ok(Plan {
                     asked: path.to_path_buf(),
                     file_name,
@@ -166,12 +166,12 @@ fn find_program(path: &Path) -> Result<Plan, Reason> {
 }
 
 /// What a file turns out to be.
-enum Step {
+enum Opened {
     Script(script::ScriptLine),
     Program(Box<Program>, Option<Program>),
 }
 
-fn open_step(path: &Path, scripts: usize) -> Result<Step, Reason> {
+fn open_step(path: &Path, scripts: usize) -> Result<Opened, Reason> {
     let file =
         if scripts == 0 { executable::open(path)? } else { executable::open_interpreter(path)? };
     if scripts > script::MAX_SCRIPTS {
@@ -180,11 +180,11 @@ fn open_step(path: &Path, scripts: usize) -> Result<Step, Reason> {
     let mut head = [0; script::HEAD];
     header::read_up_to(&file, 0, &mut head)?;
     if head.starts_with(b"#!") {
-        return script::parse(&head).map(Step::Script).ok_or(Reason::BadScriptLine);
+        return script::parse(&head).map(Opened::Script).ok_or(Reason::BadScriptLine);
     }
     let headers = Headers::read(&file)?;
     let linker = headers.interpreter.clone().map(|name| open_linker(&file, &name)).transpose()?;
-    Ok(Step::Program(Box::new(Program { path: path.to_path_buf(), file, headers }), linker))
+    Ok(Opened::Program(Box::new(Program { path: path.to_path_buf(), file, headers }), linker))
 }
 
 /// Opens the dynamic linker whose name stands at `name` in `file`.

@@ -95,16 +95,16 @@ pub fn last_fault() -> FaultInfo {
 /// One entry of the fix-up table. Each field is the distance from the field's own address to the
 /// address that it stands for.
 #[repr(C)]
-struct Entry {
+struct FixupEntry {
     access: i32,
     landing: i32,
 }
 
 unsafe extern "C" {
     #[link_name = "__start_dynasour_fixups"]
-    static FIXUPS_START: Entry;
+    static FIXUPS_START: FixupEntry;
     #[link_name = "__stop_dynasour_fixups"]
-    static FIXUPS_END: Entry;
+    static FIXUPS_END: FixupEntry;
 }
 
 /// Where to continue after a fault of the host instruction at `host_rip`, if it is one of this
@@ -112,7 +112,7 @@ unsafe extern "C" {
 pub fn fixup(host_rip: u64) -> Option<u64> {
     let start = &raw const FIXUPS_START;
     let end = &raw const FIXUPS_END;
-    let count = (end as usize - start as usize) / size_of::<Entry>();
+    let count = (end as usize - start as usize) / size_of::<FixupEntry>();
     // SAFETY: the linker defines both symbols as the bounds of the section, which holds nothing but
     // entries.
     let table = unsafe { std::slice::from_raw_parts(start, count) };

@@ -9,7 +9,7 @@
 //! `sieve-O2`, each with the command `DIRECTORY/sieve-O0 2000`.
 
 use crate::bench::measure::Invocation;
-use crate::bench::suite::{Entry, Suite};
+use crate::bench::suite::{Suite, WorkloadEntry};
 use anyhow::{Context, Result, ensure};
 use dynasour_guest::image;
 use std::collections::BTreeMap;
@@ -87,7 +87,7 @@ impl Workshop<'_> {
     pub fn prepare(
         &self,
         suite: &Suite,
-        entry: &Entry,
+        entry: &WorkloadEntry,
         wanted: impl Fn(&str) -> bool,
     ) -> Result<Vec<Workload>> {
         let n = entry.small.filter(|_| self.small).unwrap_or(entry.n);
@@ -115,7 +115,7 @@ impl Workshop<'_> {
     fn command(
         &self,
         suite: &Suite,
-        entry: &Entry,
+        entry: &WorkloadEntry,
         n: u64,
         name: &str,
         level: Option<&str>,

@@ -21,7 +21,7 @@
 //! inputs.text = { kind = "text", size = "{n}" }
 //! ```
 //!
-//! Invariant: each [`Entry`] of a [`Suite`] has either a source with levels or a command, and its
+//! Invariant: each [`WorkloadEntry`] of a [`Suite`] has either a source with levels or a command, and its
 //! name is unique. No lock.
 
 use crate::bench::inputs::Input;
@@ -37,13 +37,13 @@ use toml::Spanned;
 struct File {
     name: String,
     #[serde(default)]
-    workload: Vec<Spanned<Entry>>,
+    workload: Vec<Spanned<WorkloadEntry>>,
 }
 
 /// One `[[workload]]` of the file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Entry {
+pub struct WorkloadEntry {
     /// Name of its rows; a kernel's level is appended.
     pub name: String,
     /// Class of its rows; the table has a mean for each class.
@@ -84,7 +84,7 @@ pub struct Suite {
     /// The directory that `source` is relative to.
     pub directory: PathBuf,
     /// The workloads.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<WorkloadEntry>,
 }
 
 impl Suite {
@@ -101,7 +101,7 @@ impl Suite {
 
     fn parse(text: &str, directory: PathBuf) -> Result<Suite> {
         let file: File = toml::from_str(text)?;
-        let mut entries: Vec<Entry> = Vec::new();
+        let mut entries: Vec<WorkloadEntry> = Vec::new();
         for entry in file.workload {
             let line = text[..entry.span().start].matches('\n').count() + 1;
             let entry = entry.into_inner();
@@ -120,7 +120,7 @@ impl Suite {
     }
 }
 
-impl Entry {
+impl WorkloadEntry {
     /// Checks what the form of the file does not; the error is for the user.
     fn check(&self) -> Result<(), String> {
         match (&self.source, self.command.is_empty()) {

@@ -7,7 +7,7 @@
 use super::disassembly::Disassembler;
 use super::heat;
 use dynasour_guest::symbols::Symbols;
-use dynasour_runtime::observe::census::{Fragment, Step, Transfer};
+use dynasour_runtime::observe::census::{Fragment, PathStep, Transfer};
 use serde::Serialize;
 
 /// A recorded block.
@@ -60,7 +60,7 @@ pub fn path(fragment: &Fragment, symbols: &Symbols, disassembler: &mut Disassemb
 fn instructions(
     disassembler: &mut Disassembler,
     fragment: &Fragment,
-    step: &Step,
+    step: &PathStep,
     symbols: &Symbols,
 ) -> Vec<Instruction> {
     let bytes = step.code.as_deref().map_or(Vec::new(), unhex);

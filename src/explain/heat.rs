@@ -27,7 +27,7 @@ pub fn executions(fragment: &Fragment) -> Vec<u64> {
         Some(n) => n,
         None => fragment.entered,
     };
-    let count = |step: &dynasour_runtime::observe::census::Step| {
+    let count = |step: &dynasour_runtime::observe::census::PathStep| {
         let of_step = |g: &&dynasour_runtime::observe::census::Guard| {
             g.pc == step.last && g.kind != GuardKind::Alias
         };

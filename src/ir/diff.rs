@@ -11,7 +11,7 @@
 
 use super::args::DiffArgs;
 use super::eval::{choice, setup, start_pc};
-use super::source::Source;
+use super::source::SourceText;
 use super::{WRONG, out, plural, refuse};
 use anyhow::{Result, bail};
 use dynasour_ir::eval::program::{
@@ -44,7 +44,7 @@ struct Difference {
 }
 
 pub(super) fn run(args: &DiffArgs) -> Result<c_int> {
-    let source = Source::read(&args.start.file)?;
+    let source = SourceText::read(&args.start.file)?;
     let file = match source.load() {
         Ok(file) => file,
         Err(problems) => return Ok(refuse(&source, &problems)),
@@ -162,7 +162,7 @@ fn starts(file: &File, args: &DiffArgs) -> Result<Vec<(String, State, ModelMachi
 /// first print that differs is described, with its position in each version.
 fn describe(
     file: &File,
-    source: &Source,
+    source: &SourceText,
     from: &str,
     forced: Option<u64>,
     what: String,
@@ -190,7 +190,7 @@ fn describe(
 }
 
 /// A position in a version, for the user.
-fn position(source: &Source, spot: &EventSpot, line: usize) -> String {
+fn position(source: &SourceText, spot: &EventSpot, line: usize) -> String {
     format!("{}:{line} ({:#x} {}, {})", source.name, spot.region, spot.version, spot.point)
 }
 

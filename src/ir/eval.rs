@@ -2,7 +2,7 @@
 //! control passed through, and the final state. No data, no lock. `ir eval --help` has examples.
 
 use super::args::{EvalArgs, StartArgs};
-use super::source::Source;
+use super::source::SourceText;
 use super::{WRONG, out, refuse};
 use anyhow::{Context, Result, bail};
 use dynasour_ir::Loc;
@@ -15,7 +15,7 @@ use std::ffi::c_int;
 use std::fmt::Write;
 
 pub(super) fn run(args: &EvalArgs) -> Result<c_int> {
-    let source = Source::read(&args.start.file)?;
+    let source = SourceText::read(&args.start.file)?;
     let file = match source.load() {
         Ok(file) => file,
         Err(problems) => return Ok(refuse(&source, &problems)),

@@ -22,7 +22,7 @@ use anyhow::Result;
 use args::{CheckArgs, IrCommand, PrintArgs};
 use dynasour_ir::text::File;
 use serde_json::json;
-use source::{Problem, Source};
+use source::{Problem, SourceText};
 use std::ffi::c_int;
 use std::fmt::Display;
 use std::io::Write;
@@ -48,7 +48,7 @@ fn out(text: impl Display) {
 }
 
 /// Prints the problems of a file; returns the exit status for them.
-fn refuse(source: &Source, problems: &[Problem]) -> c_int {
+fn refuse(source: &SourceText, problems: &[Problem]) -> c_int {
     problems.iter().for_each(|p| source.show(p));
     WRONG
 }
@@ -61,7 +61,7 @@ fn check(args: &CheckArgs) -> Result<c_int> {
     let mut all = Vec::new();
     let (mut regions, mut versions) = (0, 0);
     for path in &args.files {
-        let source = Source::read(path)?;
+        let source = SourceText::read(path)?;
         match source.load() {
             Ok(File { regions: found, .. }) => {
                 regions += found.len();
@@ -103,7 +103,7 @@ fn check(args: &CheckArgs) -> Result<c_int> {
 }
 
 fn print(args: &PrintArgs) -> Result<c_int> {
-    let source = Source::read(&args.file)?;
+    let source = SourceText::read(&args.file)?;
     // A version that breaks rules of the verifier can be printed; only its syntax must be right.
     let file = match source.parse() {
         Ok(file) => file,

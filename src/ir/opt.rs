@@ -2,7 +2,7 @@
 //! after.
 
 use super::args::OptArgs;
-use super::source::Source;
+use super::source::SourceText;
 use super::{WRONG, out, plural, refuse, whole};
 use anyhow::{Result, bail};
 use dynasour_ir::Version;
@@ -22,7 +22,7 @@ pub(super) fn run(args: &OptArgs) -> Result<c_int> {
     };
     let passes = named(&args.passes)?;
     named(&args.skip_pass)?;
-    let source = Source::read(path)?;
+    let source = SourceText::read(path)?;
     let mut file = match source.load() {
         Ok(file) => file,
         Err(problems) => return Ok(refuse(&source, &problems)),

@@ -1,6 +1,6 @@
 //! Files in the text form, and error messages that quote the faulty line.
 //!
-//! Data: [`Source`] has the text of one file, [`Problem`] one error at a position of it. No lock.
+//! Data: [`SourceText`] has the text of one file, [`Problem`] one error at a position of it. No lock.
 //!
 //! Example: a text that does not parse gives one problem of the rule `syntax`; one that breaks
 //! rules of the verifier gives a problem for each of them.
@@ -18,7 +18,7 @@ use std::io::{IsTerminal, Read};
 use std::path::Path;
 
 /// A file and its text.
-pub struct Source {
+pub struct SourceText {
     /// As the user named it.
     pub name: String,
     /// Its content.
@@ -40,9 +40,9 @@ pub struct Problem {
     pub help: Option<String>,
 }
 
-impl Source {
+impl SourceText {
     /// Reads a file; `-` is standard input.
-    pub fn read(path: &Path) -> Result<Source> {
+    pub fn read(path: &Path) -> Result<SourceText> {
         let name =
             if path == Path::new("-") { "<stdin>".to_string() } else { path.display().to_string() };
         let mut bytes = Vec::new();
@@ -52,7 +52,7 @@ impl Source {
             bytes = std::fs::read(path).with_context(|| format!("cannot read {name}"))?;
         }
         // Bytes that are not UTF-8 become replacement characters, which the parser then reports.
-        Ok(Source { name, text: String::from_utf8_lossy(&bytes).into_owned() })
+        Ok(SourceText { name, text: String::from_utf8_lossy(&bytes).into_owned() })
     }
 
     /// Parses the file.

@@ -22,7 +22,7 @@
 //! gs:[the guest's base]; lea rax, [rax + rsi]; lea rax, [rax + rdi*4]; add [rax + 0x10], rbx;
 //! mov rax, gs:[save]`.
 
-use super::translate::{BORROWED, Step, Translator};
+use super::translate::{BORROWED, Translated, Translator};
 use crate::asm::Assembler;
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::Reader;
@@ -67,14 +67,14 @@ impl Translator {
         &mut self,
         inst: &Instruction,
         reader: &Reader<'_>,
-    ) -> Result<Step, IcedError> {
+    ) -> Result<Translated, IcedError> {
         if matches!(inst.mnemonic(), M::Lea | M::Nop) && !inst.is_ip_rel_memory_operand() {
             // These instructions ignore the segment.
             self.out.bytes.extend_from_slice(reader.raw());
-            return Ok(Step::Next);
+            return Ok(Translated::Next);
         }
         let Some(borrowed) = self.unused_register(inst).filter(|_| is_plain(inst)) else {
-            return Ok(Step::Refused);
+            return Ok(Translated::Refused);
         };
         let number = borrowed.number() as u8;
         let sum = |base: Register, index: Register, scale: u32| {
@@ -100,7 +100,7 @@ impl Translator {
         self.mark(inst.ip(), None);
         self.restore(number, BORROWED);
         self.note_x87(inst);
-        Ok(Step::Next)
+        Ok(Translated::Next)
     }
 }
 

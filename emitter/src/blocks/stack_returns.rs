@@ -9,12 +9,12 @@
 //! Example: the 20,000th block with a call is made. [`Blocks::wants_stack`] is true from then on,
 //! so the next copy asks for a flush, and after it all blocks call and return through the stack.
 
-use super::translate::{Leads, Referent, Rules, Step, Translation, Translator};
+use super::translate::{Leads, Referent, Rules, Translated, Translation, Translator};
 use super::{Block, Blocks};
 use crate::asm::{Assembler, Mem, RCX, RSP};
 use crate::cache::{Cache, writer};
 use crate::transfers::entry_check::EntryCheck;
-use crate::transfers::indirect::{Diversion, Indirect, NAMING, SAVE_RCX, Source};
+use crate::transfers::indirect::{Diversion, Indirect, NAMING, SAVE_RCX, TargetSource};
 use crate::transfers::stack_returns::{LAST, Returns};
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::MAX_LENGTH;
@@ -146,7 +146,7 @@ impl Translator {
         address: u64,
         called: Called,
         rules: &Rules<'_>,
-    ) -> Step {
+    ) -> Translated {
         let immediate = i32::try_from(address as i64).ok();
         let check = rules.indirect.entry_check();
         if called != Called::InRcx {
@@ -183,12 +183,12 @@ impl Translator {
         let landing = Landing { start: start as u16, len: len as u8, branch: branch as u8 };
         self.out.call = Some(Call { pc, returns_to: address, called, landing });
         if !rules.compares {
-            return Step::Called;
+            return Translated::Called;
         }
         // The guest code behind the call may have changed when the call returns.
         self.mark(address, None);
         self.exit(Leads::To(address));
-        Step::End
+        Translated::End
     }
 
     /// Writes the code that the block's call leads to, behind all its other code.
@@ -211,7 +211,7 @@ impl Translator {
             }
             Called::InRcx => {
                 self.load(RCX, offset::NEXT_PC);
-                self.tail(pc, indirect, Source::Rcx);
+                self.tail(pc, indirect, TargetSource::Rcx);
             }
         }
     }

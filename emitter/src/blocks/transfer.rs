@@ -13,11 +13,11 @@
 
 use super::fast_decode::Transfer;
 use super::stack_returns::{self, Called};
-use super::translate::{Rules, Step, Translator};
+use super::translate::{Rules, Translated, Translator};
 use super::translation::{ExitJump, Leads, Referent};
 use super::word_jumps;
 use crate::asm::{Assembler, Mem, RCX, RSP};
-use crate::transfers::indirect::{Indirect, SAVE_RCX, Source, Via};
+use crate::transfers::indirect::{Indirect, SAVE_RCX, TargetSource, Via};
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::Reader;
 use iced_x86::{Instruction, Mnemonic as M, OpKind, Register};
@@ -30,39 +30,39 @@ impl Translator {
         pc: u64,
         behind: u64,
         rules: &Rules<'_>,
-    ) -> Step {
+    ) -> Translated {
         self.mark(pc, None);
         match transfer {
             Transfer::Branch(condition, target) => {
                 self.exit_if(condition, Leads::To(target));
                 self.head_if_backward(pc);
-                Step::Branched
+                Translated::Branched
             }
             // A backward jump closes a loop. Other code enters the loop's head, too.
-            Transfer::Jump(target) if target > pc && rules.over_jump => Step::Goto(target),
+            Transfer::Jump(target) if target > pc && rules.over_jump => Translated::Goto(target),
             Transfer::Jump(target) => {
                 self.exit(Leads::To(target));
                 self.head_if_backward(pc);
-                Step::End
+                Translated::End
             }
-            Transfer::Call(_) if self.ends_before_call() => Step::Refused,
+            Transfer::Call(_) if self.ends_before_call() => Translated::Refused,
             Transfer::Call(target) if rules.indirect.returns().is_on() => {
                 self.call_by_stack(pc, behind, Called::Known(target), rules)
             }
             Transfer::Call(target) => {
                 self.push_return(behind);
                 self.exit_to_called(target);
-                Step::End
+                Translated::End
             }
             Transfer::Return => self.give_back(pc, 0, rules.indirect),
         }
     }
 
     /// `ret`, which takes `bytes` more bytes from the stack.
-    fn give_back(&mut self, pc: u64, bytes: u16, indirect: &Indirect) -> Step {
+    fn give_back(&mut self, pc: u64, bytes: u16, indirect: &Indirect) -> Translated {
         if bytes == 0 && indirect.returns().is_on() {
             self.return_by_stack(pc, indirect);
-            return Step::End;
+            return Translated::End;
         }
         self.reach_misses(indirect, stack_returns::most_bytes(indirect));
         self.save(RCX, SAVE_RCX);
@@ -72,8 +72,8 @@ impl Translator {
             self.lea(RSP, Mem::at(RSP).plus(bytes.into()).wide());
         }
         self.store(RCX, offset::NEXT_PC);
-        self.tail(pc, indirect, Source::Rcx);
-        Step::End
+        self.tail(pc, indirect, TargetSource::Rcx);
+        Translated::End
     }
 
     /// A jump to the target of a call.
@@ -96,7 +96,7 @@ impl Translator {
         inst: &Instruction,
         reader: &mut Reader<'_>,
         rules: &Rules<'_>,
-    ) -> Step {
+    ) -> Translated {
         let indirect = rules.indirect;
         if inst.mnemonic() == M::Ret {
             let bytes = if inst.op_count() == 1 { inst.immediate16() } else { 0 };
@@ -112,12 +112,12 @@ impl Translator {
             return self.direct(transfer, inst.ip(), inst.next_ip(), rules);
         }
         if inst.mnemonic() == M::Call && self.ends_before_call() {
-            return Step::Refused;
+            return Translated::Refused;
         }
         let slot = word_jumps::slot(inst);
         if slot.is_some() && self.out.word.is_some_and(|known| Some(known.slot) != slot) {
             // One word is all that is kept for a block.
-            return Step::Refused;
+            return Translated::Refused;
         }
         if let Some(target) = slot.and_then(|slot| self.constant_target(inst, slot, reader)) {
             return match inst.mnemonic() {
@@ -126,7 +126,7 @@ impl Translator {
                     // A function that is called indirectly usually has many callers: its code is
                     // not copied into this block.
                     self.exit(Leads::To(target));
-                    Step::End
+                    Translated::End
                 }
             };
         }
@@ -141,8 +141,8 @@ impl Translator {
             && let Via::Register(r) = indirect.carrier(inst.op0_register().number() as u8)
         {
             self.store(r, offset::NEXT_PC);
-            self.tail(inst.ip(), indirect, Source::Register(r));
-            return Step::End;
+            self.tail(inst.ip(), indirect, TargetSource::Register(r));
+            return Translated::End;
         }
         self.save(RCX, SAVE_RCX);
         self.mark(inst.ip(), Some((RCX, SAVE_RCX)));
@@ -155,12 +155,12 @@ impl Translator {
         if by_stack {
             return self.call_by_stack(inst.ip(), inst.next_ip(), Called::InRcx, rules);
         }
-        self.tail(inst.ip(), indirect, Source::Rcx);
-        Step::End
+        self.tail(inst.ip(), indirect, TargetSource::Rcx);
+        Translated::End
     }
 
     /// The tail by which the transfer at `pc` goes to the address in `next_pc`.
-    pub(super) fn tail(&mut self, pc: u64, indirect: &Indirect, source: Source) {
+    pub(super) fn tail(&mut self, pc: u64, indirect: &Indirect, source: TargetSource) {
         self.name(pc, indirect);
         let piece = indirect.tail(source);
         let field = piece.table.or(piece.jump).unwrap_or_default();

@@ -77,7 +77,7 @@ pub(super) struct Translator {
 }
 
 /// How the translation of an instruction ended.
-pub(super) enum Step {
+pub(super) enum Translated {
     /// Copied; the next one follows.
     Next,
     /// Copied, a conditional branch; the next one follows, unless there are too many.
@@ -225,7 +225,7 @@ impl Translator {
             }
             let rules = Rules { indirect, over_jump: jumps < MAX_JUMPS, compares };
             let (step, behind) = if self.out.count >= MAX_INSTRUCTIONS {
-                (Step::Refused, here)
+                (Translated::Refused, here)
             } else if let Some((transfer, len)) =
                 reader.ahead(here).first_chunk().and_then(|c| fast_decode::transfer(c, here))
             {
@@ -235,24 +235,24 @@ impl Translator {
                 self.mark(here, None);
                 (self.instruction(&inst, &mut reader, &rules)?, reader.next_pc())
             } else {
-                (Step::Refused, here)
+                (Translated::Refused, here)
             };
-            if !matches!(step, Step::Refused) {
+            if !matches!(step, Translated::Refused) {
                 self.out.count += 1;
                 here = behind;
             }
             match step {
-                Step::Next => {}
-                Step::Branched if branches + 1 < self.most_branches => {
+                Translated::Next => {}
+                Translated::Branched if branches + 1 < self.most_branches => {
                     branches += 1;
                     basic = here;
                     self.out.basic_blocks += 1;
                 }
-                Step::Called => {
+                Translated::Called => {
                     basic = here;
                     self.out.basic_blocks += 1;
                 }
-                Step::Goto(target) => {
+                Translated::Goto(target) => {
                     basic = target;
                     self.out.basic_blocks += 1;
                     self.out.sources.push(start..here);
@@ -260,8 +260,8 @@ impl Translator {
                     start = target;
                     here = target;
                 }
-                Step::End => break,
-                Step::Branched | Step::Refused => {
+                Translated::End => break,
+                Translated::Branched | Translated::Refused => {
                     if self.out.basic_blocks > 1 && here == basic {
                         // No instruction was copied behind the last transfer.
                         self.out.basic_blocks -= 1;
@@ -388,21 +388,21 @@ impl Translator {
         inst: &Instruction,
         reader: &mut Reader<'_>,
         rules: &Rules<'_>,
-    ) -> Result<Step, IcedError> {
+    ) -> Result<Translated, IcedError> {
         let modelled = match classify(inst) {
             Class::Modelled => true,
             Class::Native => false,
             Class::Special if inst.code() == Code::Fnstenv_m28byte => {
                 return self.x87_environment(inst, reader);
             }
-            Class::Special | Class::Unlisted | Class::Trap(_) => return Ok(Step::Refused),
+            Class::Special | Class::Unlisted | Class::Trap(_) => return Ok(Translated::Refused),
         };
         if gs_operands::is_relative_to_gs(inst) {
             return self.relative_to_gs(inst, reader);
         }
         if modelled {
             match inst.mnemonic() {
-                M::Syscall => return Ok(Step::Refused),
+                M::Syscall => return Ok(Translated::Refused),
                 M::Jmp | M::Call | M::Ret => return Ok(self.transfer(inst, reader, rules)),
                 M::Jrcxz | M::Jecxz | M::Loop | M::Loope | M::Loopne => {
                     // The target of the short branch is behind the jump that it falls into.
@@ -412,7 +412,7 @@ impl Translator {
                     self.out.bytes[first - 1] = (self.out.bytes.len() - first) as u8;
                     self.exit(Leads::To(inst.near_branch_target()));
                     self.head_if_backward(inst.ip());
-                    return Ok(Step::End);
+                    return Ok(Translated::End);
                 }
                 _ => {}
             }
@@ -429,7 +429,7 @@ impl Translator {
             self.out.bytes.extend_from_slice(reader.raw());
         }
         self.note_x87(inst);
-        Ok(Step::Next)
+        Ok(Translated::Next)
     }
 
     pub(super) fn reaches(&self, address: u64) -> bool {

@@ -30,9 +30,9 @@
 //! with that and jumps to the block of `puts`. If the guest stores another address there, the block
 //! goes on at `other`, through the tables.
 
-use super::translate::{Leads, Step, Translator};
+use super::translate::{Leads, Translated, Translator};
 use crate::asm::{Assembler, Mem, RCX};
-use crate::transfers::indirect::{Indirect, SAVE_RCX, Source};
+use crate::transfers::indirect::{Indirect, SAVE_RCX, TargetSource};
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::Reader;
 use iced_x86::{Code, Instruction, Register};
@@ -77,9 +77,9 @@ impl Translator {
         slot: u64,
         reader: &mut Reader<'_>,
         indirect: &Indirect,
-    ) -> Step {
+    ) -> Translated {
         if self.out.count > 0 {
-            return Step::Refused;
+            return Translated::Refused;
         }
         let pc = inst.ip();
         let known = reader
@@ -90,7 +90,7 @@ impl Translator {
             // The translation that finds the state at a fault must be the same as the first.
             Some(target) if !self.marking && is_unbound(target as u64, reader) => {
                 if self.unbound.insert(pc) {
-                    return Step::Refused;
+                    return Translated::Refused;
                 }
                 None
             }
@@ -120,8 +120,8 @@ impl Translator {
             self.load_target(inst, reader);
         }
         self.store(RCX, offset::NEXT_PC);
-        self.tail(pc, indirect, Source::Rcx);
-        Step::End
+        self.tail(pc, indirect, TargetSource::Rcx);
+        Translated::End
     }
 }
 

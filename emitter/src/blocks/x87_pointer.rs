@@ -17,7 +17,7 @@
 //! copy of `pop rax`.
 
 use super::gs_operands::is_relative_to_gs;
-use super::translate::{Step, Translator};
+use super::translate::{Translated, Translator};
 use crate::asm::Assembler;
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::Reader;
@@ -54,18 +54,18 @@ impl Translator {
         &mut self,
         inst: &Instruction,
         reader: &Reader<'_>,
-    ) -> Result<Step, IcedError> {
+    ) -> Result<Translated, IcedError> {
         let is_address = |r: Register| r == Register::None || r.is_gpr64();
         let (base, index) = (inst.memory_base(), inst.memory_index());
         let Some(pc) = self
             .x87_pc
             .filter(|_| is_address(base) && is_address(index) && !is_relative_to_gs(inst))
         else {
-            return Ok(Step::Refused);
+            return Ok(Translated::Refused);
         };
         let displacement = (inst.memory_displacement64() as i64).wrapping_add(POINTER);
         if i32::try_from(displacement).is_err() {
-            return Ok(Step::Refused);
+            return Ok(Translated::Refused);
         }
         self.put(reader.raw());
         let pointer = MemoryOperand::new(
@@ -78,6 +78,6 @@ impl Translator {
             inst.segment_prefix(),
         );
         self.encode(&Instruction::with2(Code::Mov_rm32_imm32, pointer, pc as u32)?)?;
-        Ok(Step::Next)
+        Ok(Translated::Next)
     }
 }

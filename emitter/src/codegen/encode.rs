@@ -252,7 +252,7 @@ impl Emit<'_> {
     fn inst(&mut self, block: usize, m: &MInst, allocs: &[Allocation]) -> Result<(), IcedError> {
         let last = std::mem::take(&mut self.last);
         match &m.kind {
-            Kind::Entry => {
+            Kind::FragmentEntry => {
                 for &(r, s) in &self.homes.save {
                     save(self.code(), r, s);
                 }

@@ -119,7 +119,7 @@ pub enum EndRsp {
 #[derive(Clone, Debug)]
 pub enum Kind {
     /// Defines the registers that hold guest state at entry.
-    Entry,
+    FragmentEntry,
     /// One instruction built from parts.
     X86(Code, SmallVec<[Opnd; 3]>),
     /// Operand 0 := constant, flags untouched.
@@ -184,7 +184,7 @@ impl MInst {
             }
             Kind::Native(original, _) => original.rflags_modified() != iced_x86::RflagsBits::NONE,
             Kind::RestoreFlags => true,
-            Kind::Entry
+            Kind::FragmentEntry
             | Kind::Const(_)
             | Kind::CaptureFlags
             | Kind::Jcc(_)

@@ -91,7 +91,7 @@ pub enum CodegenError {
 #[derive(Clone, Debug)]
 pub struct Request {
     pub(crate) host: Host,
-    pub(crate) entry: Entry,
+    pub(crate) entry: FragmentEntry,
     /// How often the emitter had dropped everything when this was made.
     pub(crate) epoch: u64,
 }
@@ -99,7 +99,7 @@ pub struct Request {
 impl Request {
     /// The same request for a version that is entered in canonical state.
     pub fn canonical(&self) -> Request {
-        Request { entry: Entry::Canonical, ..self.clone() }
+        Request { entry: FragmentEntry::Canonical, ..self.clone() }
     }
 }
 
@@ -122,7 +122,7 @@ pub(crate) struct Host {
 /// The state in which a fragment is entered: [`EntryState`](crate::EntryState) with the data that
 /// it stands for.
 #[derive(Clone, Debug)]
-pub(crate) enum Entry {
+pub(crate) enum FragmentEntry {
     Canonical,
     FromExit(Box<ExitState>),
 }
@@ -149,10 +149,10 @@ pub fn compile(
     allocator: &mut Allocator,
 ) -> Result<CompiledCode, CodegenError> {
     match &request.entry {
-        Entry::Canonical => {
+        FragmentEntry::Canonical => {
             generate(version, &EntryLocations::default(), false, &request.host, allocator)
         }
-        Entry::FromExit(exit) => {
+        FragmentEntry::FromExit(exit) => {
             let (version, places) =
                 exit_entry::side_trace(version, &exit.record, exit.touched, exit.end_of_slots);
             generate(&version, &places, exit.extended_live, &request.host, allocator)

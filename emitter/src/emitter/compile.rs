@@ -13,12 +13,12 @@
 
 use crate::codegen::mach::SiteKind;
 use crate::codegen::{
-    self, Allocator, CodegenError, CompiledCode, Entry, ExitState, Host, Request,
+    self, Allocator, CodegenError, CompiledCode, ExitState, FragmentEntry, Host, Request,
 };
 use crate::emitter::{EmitError, Emitter, EntryState};
 use crate::fragment::{ExitId, Fragment, FragmentId};
 use crate::record::Record;
-use crate::transfers::indirect::{Source, Via};
+use crate::transfers::indirect::{TargetSource, Via};
 use dynasour_ir::Version;
 
 /// Where a resolved stub leads.
@@ -90,8 +90,8 @@ impl Emitter {
     /// There is no such exit of a guard.
     pub fn request(&self, region: u64, entry: EntryState) -> Result<Request, EmitError> {
         let entry = match entry {
-            EntryState::Canonical => Entry::Canonical,
-            EntryState::FromExit(exit) => Entry::FromExit(Box::new(self.exit_state(exit)?)),
+            EntryState::Canonical => FragmentEntry::Canonical,
+            EntryState::FromExit(exit) => FragmentEntry::FromExit(Box::new(self.exit_state(exit)?)),
         };
         Ok(Request { host: self.host(region), entry, epoch: self.epoch })
     }
@@ -110,7 +110,7 @@ impl Emitter {
     fn host(&self, region: u64) -> Host {
         Host {
             cpu: self.cpu,
-            tail: self.indirect.tail(Source::Stored),
+            tail: self.indirect.tail(TargetSource::Stored),
             checked: self.indirect.checked_entry(region, Via::Memory),
             counts: self.counting.is_some(),
             names_transfers: self.indirect.names_transfers(),

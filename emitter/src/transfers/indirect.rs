@@ -122,7 +122,7 @@ impl Via {
 
 /// Where a tail finds its target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Source {
+pub enum TargetSource {
     /// Only in `next_pc`. Nothing is displaced before the tail.
     Stored,
     /// In `next_pc` and in rcx. The guest's rcx is in its place in `stub_save` ([`SAVE_RCX`]).
@@ -131,12 +131,12 @@ pub enum Source {
     Register(u8),
 }
 
-impl Source {
+impl TargetSource {
     /// The carrier of the target.
     pub fn via(self) -> Via {
         match self {
-            Source::Stored | Source::Rcx => Via::Memory,
-            Source::Register(r) => Via::Register(r),
+            TargetSource::Stored | TargetSource::Rcx => Via::Memory,
+            TargetSource::Register(r) => Via::Register(r),
         }
     }
 }
@@ -388,27 +388,27 @@ impl Indirect {
     }
 
     /// The tail of a site.
-    pub fn tail(&self, source: Source) -> Piece {
+    pub fn tail(&self, source: TargetSource) -> Piece {
         let mut piece = Piece::default();
         let table = self.table(source.via());
         match source {
-            Source::Stored => {
+            TargetSource::Stored => {
                 piece.save_rcx();
                 piece.displaced = piece.len();
             }
-            Source::Rcx | Source::Register(_) => {}
+            TargetSource::Rcx | TargetSource::Register(_) => {}
         }
         if let Some(words) = &self.rates {
-            let scratch = if let Source::Register(r) = source { r } else { RCX };
+            let scratch = if let TargetSource::Register(r) = source { r } else { RCX };
             piece.count(scratch, words.executed());
-            if source != Source::Stored {
+            if source != TargetSource::Stored {
                 piece.load(scratch, offset::NEXT_PC);
             }
         }
         match (table, source) {
-            (Some(table), Source::Stored) => piece.jump_to_stored(table),
-            (Some(table), Source::Rcx) => piece.jump_through(RCX, table),
-            (Some(table), Source::Register(r)) => piece.jump_by_carrier(r, table),
+            (Some(table), TargetSource::Stored) => piece.jump_to_stored(table),
+            (Some(table), TargetSource::Rcx) => piece.jump_through(RCX, table),
+            (Some(table), TargetSource::Register(r)) => piece.jump_by_carrier(r, table),
             // Without a table within reach the miss stub searches for every target.
             (None, _) => piece.jump(self.miss()),
         }
@@ -544,8 +544,8 @@ mod tests {
                 );
             }
             let source = match via {
-                Via::Memory => Source::Rcx,
-                Via::Register(r) => Source::Register(r),
+                Via::Memory => TargetSource::Rcx,
+                Via::Register(r) => TargetSource::Register(r),
             };
             let (tail, table) = (indirect.tail(source), indirect.table(via).unwrap());
             let field = tail.table.unwrap();

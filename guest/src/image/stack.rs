@@ -67,7 +67,7 @@ pub(super) struct Contents<'a> {
 /// Addresses of the parts of the initial stack, as the kernel reports them in
 /// /proc/PID/{cmdline,environ,auxv}.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Places {
+pub struct StackLayout {
     /// Initial rsp.
     pub stack_pointer: u64,
     /// The argument strings.
@@ -80,7 +80,7 @@ pub struct Places {
 
 /// The bytes from the stack pointer up to the stack's end.
 pub(super) struct Layout {
-    pub(super) places: Places,
+    pub(super) places: StackLayout,
     pub(super) bytes: Vec<u8>,
 }
 
@@ -152,7 +152,7 @@ impl Contents<'_> {
             put(address, string.to_bytes());
             address += string.count_bytes() as u64 + 1;
         }
-        let places = Places {
+        let places = StackLayout {
             stack_pointer,
             arguments: strings..ends[0],
             environment: ends[0]..ends[1],
@@ -185,7 +185,7 @@ impl Stack {
     }
 
     /// Fills in the initial contents.
-    pub(super) fn fill(&mut self, contents: &Contents) -> Result<Places, Reason> {
+    pub(super) fn fill(&mut self, contents: &Contents) -> Result<StackLayout, Reason> {
         let Layout { places, bytes } = contents.lay_out(self.range.end);
         if places.stack_pointer < self.range.start {
             return Err(Reason::ArgumentsTooLong);
@@ -264,7 +264,7 @@ mod tests {
                 list.iter().flat_map(|s| s.as_bytes_with_nul()).copied().collect::<Vec<u8>>()
             };
             let view = View(&layout);
-            let Places { arguments: first, environment: second, auxiliary: vector, .. } =
+            let StackLayout { arguments: first, environment: second, auxiliary: vector, .. } =
                 &layout.places;
             assert!(
                 view.at(first.start).starts_with(&joined(&arguments)) && first.end == second.start

@@ -38,7 +38,7 @@ pub enum Class {
 
 /// What is known of a [`Code`].
 #[derive(Clone, Copy, Debug)]
-pub struct Entry {
+pub struct ClassEntry {
     /// How it is lifted.
     pub class: Class,
     /// Computes in floating point: sets MXCSR's exception flags and may raise #XM.
@@ -66,15 +66,15 @@ const CLASSES: [Class; 8] = [
     Class::Trap(Trap::Fetch),
 ];
 
-impl Entry {
+impl ClassEntry {
     fn pack(self) -> u8 {
         let class = CLASSES.iter().position(|c| *c == self.class).unwrap_or(0) as u8;
         let bit = |set: bool, bit: u8| if set { bit } else { 0 };
         class | bit(self.mxcsr, MXCSR) | bit(self.x87, X87) | bit(self.supported, SUPPORTED)
     }
 
-    fn unpack(packed: u8) -> Entry {
-        Entry {
+    fn unpack(packed: u8) -> ClassEntry {
+        ClassEntry {
             class: CLASSES[(packed & 7) as usize],
             mxcsr: packed & MXCSR != 0,
             x87: packed & X87 != 0,
@@ -84,20 +84,20 @@ impl Entry {
 }
 
 /// The entry of `code`, an instruction of 64-bit mode.
-pub fn entry(code: Code) -> Entry {
+pub fn entry(code: Code) -> ClassEntry {
     static TABLE: LazyLock<Vec<AtomicU8>> =
         LazyLock::new(|| Code::values().map(|_| AtomicU8::new(0)).collect());
     let cell = &TABLE[code as usize];
     let packed = cell.load(Ordering::Relaxed);
     if packed & KNOWN != 0 {
-        return Entry::unpack(packed);
+        return ClassEntry::unpack(packed);
     }
     let entry = build(code);
     cell.store(entry.pack() | KNOWN, Ordering::Relaxed);
     entry
 }
 
-fn build(code: Code) -> Entry {
+fn build(code: Code) -> ClassEntry {
     let features = code.cpuid_features();
     let support: Vec<Option<bool>> = features.iter().map(|f| host::has(*f)).collect();
     let missing = support.contains(&Some(false));
@@ -117,7 +117,7 @@ fn build(code: Code) -> Entry {
             other => other,
         };
     }
-    Entry {
+    ClassEntry {
         class,
         mxcsr: computes_in_floating_point(code),
         x87: code.mnemonic() == M::Wait

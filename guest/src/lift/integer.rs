@@ -6,7 +6,7 @@
 
 use super::class::is_nop;
 use super::host;
-use super::operand::{Address, Emit, Place, ZERO, gpr};
+use super::operand::{Address, Destination, Emit, ZERO, gpr};
 use dynasour_ir::semantics::{ARITH_FLAGS, PF};
 use dynasour_ir::{Cond, FlagOp, Gpr, Loc, Op, Operand, Ty, hostflags};
 use iced_x86::{Code, ConditionCode, Mnemonic as M, Register};
@@ -161,8 +161,8 @@ impl Emit<'_, '_> {
 
     /// Writes an operand that is not read.
     fn write(&mut self, operand: u32, ty: Ty, v: Operand) {
-        let place = self.place(operand);
-        self.write_place(place, ty, v);
+        let destination = self.destination(operand);
+        self.write_destination(destination, ty, v);
     }
 
     fn extend(&mut self) {
@@ -177,13 +177,13 @@ impl Emit<'_, '_> {
 
     fn arithmetic(&mut self, op: Op, flag_op: FlagOp, keep: Keep) {
         let ty = self.ty(0);
-        let place = self.place(0);
-        let a = self.read_place(place, ty);
+        let destination = self.destination(0);
+        let a = self.read_destination(destination, ty);
         let b = self.read(1, ty);
         if keep == Keep::Result {
             let v = self.b.binary(op, ty, a, b);
             let flags = self.b.flags(flag_op, ty, &[a, b]);
-            self.write_place(place, ty, v);
+            self.write_destination(destination, ty, v);
             self.put_flags(flags);
         } else {
             let flags = self.b.flags(flag_op, ty, &[a, b]);
@@ -193,8 +193,8 @@ impl Emit<'_, '_> {
 
     fn with_carry(&mut self, op: Op, flag_op: FlagOp) {
         let ty = self.ty(0);
-        let place = self.place(0);
-        let a = self.read_place(place, ty);
+        let destination = self.destination(0);
+        let a = self.read_destination(destination, ty);
         let b = self.read(1, ty);
         let old = self.flags();
         let carry = self.b.cond(Cond::B, old);
@@ -202,7 +202,7 @@ impl Emit<'_, '_> {
         let sum = self.b.binary(op, ty, a, b);
         let v = self.b.binary(op, ty, sum, wide);
         let flags = self.b.flags(flag_op, ty, &[a, b, carry]);
-        self.write_place(place, ty, v);
+        self.write_destination(destination, ty, v);
         self.put_flags(flags);
     }
 
@@ -210,10 +210,10 @@ impl Emit<'_, '_> {
     /// returned.
     fn unary(&mut self, f: impl FnOnce(&mut Self, Ty, Operand) -> (Operand, Option<Operand>)) {
         let ty = self.ty(0);
-        let place = self.place(0);
-        let a = self.read_place(place, ty);
+        let destination = self.destination(0);
+        let a = self.read_destination(destination, ty);
         let (v, flags) = f(self, ty, a);
-        self.write_place(place, ty, v);
+        self.write_destination(destination, ty, v);
         if let Some(flags) = flags {
             self.put_flags(flags);
         }
@@ -339,11 +339,11 @@ impl Emit<'_, '_> {
     fn bit(&mut self, change: BitChange) {
         let ty = self.ty(0);
         let mask = Operand::Const(u64::from(ty.bits()) - 1);
-        let place = match self.is_memory(0) && !self.is_immediate(1) {
-            true => Place::Mem(self.bit_string_element()),
-            false => self.place(0),
+        let destination = match self.is_memory(0) && !self.is_immediate(1) {
+            true => Destination::Mem(self.bit_string_element()),
+            false => self.destination(0),
         };
-        let a = self.read_place(place, ty);
+        let a = self.read_destination(destination, ty);
         let index = self.read(1, ty);
         let index = self.b.binary(Op::And, ty, index, mask);
         let old = self.flags();
@@ -369,7 +369,7 @@ impl Emit<'_, '_> {
             }
         };
         if let Some(v) = v {
-            self.write_place(place, ty, v);
+            self.write_destination(destination, ty, v);
         }
         self.put_flags(flags);
     }
@@ -502,19 +502,19 @@ impl Emit<'_, '_> {
     /// xadd without lock: the source gets the old destination, the destination the sum.
     fn exchange_add(&mut self) {
         let ty = self.ty(0);
-        let place = self.place(0);
-        let a = self.read_place(place, ty);
+        let destination = self.destination(0);
+        let a = self.read_destination(destination, ty);
         let b = self.read(1, ty);
         let sum = self.b.binary(Op::Add, ty, a, b);
         let flags = self.b.flags(FlagOp::Add, ty, &[a, b]);
         let source = self.inst.op1_register();
-        if let Place::Mem(address) = place {
+        if let Destination::Mem(address) = destination {
             self.store(ty, address, sum);
             self.write_reg(source, a);
         } else {
             // The destination is written last, so it wins if both are one register.
             self.write_reg(source, a);
-            self.write_place(place, ty, sum);
+            self.write_destination(destination, ty, sum);
         }
         self.put_flags(flags);
     }

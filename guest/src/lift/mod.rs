@@ -40,7 +40,7 @@ mod operand;
 pub use crate::decode::{Bytes, Fetch};
 
 use crate::decode::{Decoded, Reader};
-use class::{Class, Entry};
+use class::{Class, ClassEntry};
 use control::Flow;
 use dynasour_ir::{Block, Builder, GuestTerm, Inst, Operand, Term, Trap, Ty, Version};
 use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpKind};
@@ -106,7 +106,7 @@ pub fn classify(inst: &Instruction) -> Class {
     refine(inst, class::entry(inst.code()))
 }
 
-fn refine(inst: &Instruction, entry: Entry) -> Class {
+fn refine(inst: &Instruction, entry: ClassEntry) -> Class {
     if entry.class == Class::Modelled {
         if inst.op0_kind() == OpKind::NearBranch16 {
             // An operand-size prefix on AMD's processors: the target is truncated to 16 bits.

@@ -14,7 +14,7 @@
 //! Example: `vpaddd ymm0, ymm1, [rdi+32]` becomes a `native` that reads vector register 1 and 32
 //! bytes at `[rdi + 32]`, and writes vector register 0 in place.
 
-use super::class::Entry;
+use super::class::ClassEntry;
 use super::operand::{Address, Emit};
 use dynasour_ir::{Effects, Gpr, Loc, Native, Operand};
 use iced_x86::{
@@ -244,7 +244,7 @@ impl Emit<'_, '_> {
     /// Emits the instruction as a `native`.
     pub fn native(
         &mut self,
-        entry: Entry,
+        entry: ClassEntry,
         factory: &mut InstructionInfoFactory,
     ) -> Result<(), NotNative> {
         let original = self.inst;

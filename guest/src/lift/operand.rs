@@ -1,6 +1,6 @@
 //! Operands: registers and their parts, effective addresses, immediates; reading and writing them.
 //!
-//! A *Place* is a destination whose address has been computed once, so that a read-modify-write
+//! A *destination* is one whose address has been computed once, so that a read-modify-write
 //! reads and writes the same bytes. Writes of 32-bit registers zero-extend; writes of 8 and 16 bits
 //! keep the rest.
 
@@ -25,7 +25,7 @@ pub(super) struct Address {
 
 /// The storage of an operand.
 #[derive(Clone, Copy)]
-pub(super) enum Place {
+pub(super) enum Destination {
     Reg(Register),
     Mem(Address),
 }
@@ -196,24 +196,24 @@ impl Emit<'_, '_> {
         self.b.store(ty, address.mem, address.base, address.index, v);
     }
 
-    pub fn place(&mut self, operand: u32) -> Place {
+    pub fn destination(&mut self, operand: u32) -> Destination {
         match self.inst.op_kind(operand) {
-            OpKind::Register => Place::Reg(self.inst.op_register(operand)),
-            _ => Place::Mem(self.address()),
+            OpKind::Register => Destination::Reg(self.inst.op_register(operand)),
+            _ => Destination::Mem(self.address()),
         }
     }
 
-    pub fn read_place(&mut self, place: Place, ty: Ty) -> Operand {
-        match place {
-            Place::Reg(reg) => self.read_reg(reg),
-            Place::Mem(address) => self.load(ty, address),
+    pub fn read_destination(&mut self, destination: Destination, ty: Ty) -> Operand {
+        match destination {
+            Destination::Reg(reg) => self.read_reg(reg),
+            Destination::Mem(address) => self.load(ty, address),
         }
     }
 
-    pub fn write_place(&mut self, place: Place, ty: Ty, v: Operand) {
-        match place {
-            Place::Reg(reg) => self.write_reg(reg, v),
-            Place::Mem(address) => self.store(ty, address, v),
+    pub fn write_destination(&mut self, destination: Destination, ty: Ty, v: Operand) {
+        match destination {
+            Destination::Reg(reg) => self.write_reg(reg, v),
+            Destination::Mem(address) => self.store(ty, address, v),
         }
     }
 

@@ -11,7 +11,7 @@
 //! ```
 
 use super::Rng;
-use super::program::{Address, Alu, GuestInst, NativeKind, Program, Source};
+use super::program::{Address, Alu, GuestInst, NativeKind, Program, ValueSource};
 use crate::eval::{Machine, ModelMachine, State};
 use crate::op::{Cond, Op};
 use crate::semantics::ARITH_FLAGS;
@@ -46,11 +46,11 @@ fn address(rng: &mut Rng) -> Address {
     Address { base, index, disp, fs: rng.one_in(16) }
 }
 
-fn source(rng: &mut Rng) -> Source {
+fn source(rng: &mut Rng) -> ValueSource {
     match rng.below(6) {
-        0 | 1 => Source::Imm(rng.interesting()),
-        2 => Source::Mem(address(rng)),
-        _ => Source::Reg(any_source(rng)),
+        0 | 1 => ValueSource::Imm(rng.interesting()),
+        2 => ValueSource::Mem(address(rng)),
+        _ => ValueSource::Reg(any_source(rng)),
     }
 }
 
@@ -78,9 +78,9 @@ fn straight(rng: &mut Rng) -> GuestInst {
         }
         17..=20 => {
             let src = if rng.one_in(3) {
-                Source::Imm(rng.interesting())
+                ValueSource::Imm(rng.interesting())
             } else {
-                Source::Reg(any_source(rng))
+                ValueSource::Reg(any_source(rng))
             };
             GuestInst::Store { ty, mem: address(rng), src }
         }
@@ -127,13 +127,13 @@ pub fn program(rng: &mut Rng) -> Program {
     for _ in 0..1 + rng.below(2) {
         let len = rng.below(4);
         body(rng, &mut insts, len, &mut calls);
-        let count = Source::Imm(1 + rng.below(12) as u64);
+        let count = ValueSource::Imm(1 + rng.below(12) as u64);
         insts.push(GuestInst::Mov { ty: Ty::I64, dst: COUNTER, src: count });
         let head = insts.len();
         let len = 1 + rng.below(12);
         body(rng, &mut insts, len, &mut calls);
         if rng.one_in(3) {
-            let step = Source::Imm(rng.pick(&[4, 8]));
+            let step = ValueSource::Imm(rng.pick(&[4, 8]));
             insts.push(GuestInst::Alu { op: Alu::Add, ty: Ty::I64, dst: Gpr::RSI, src: step });
         }
         insts.push(GuestInst::IncDec {

@@ -63,7 +63,7 @@ pub struct Address {
 /// A source operand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the names say it")]
-pub enum Source {
+pub enum ValueSource {
     Reg(Gpr),
     Imm(u64),
     Mem(Address),
@@ -166,17 +166,17 @@ impl NativeKind {
 #[allow(missing_docs, reason = "the names are the instructions' own")]
 pub enum GuestInst {
     Nop,
-    Alu { op: Alu, ty: Ty, dst: Gpr, src: Source },
+    Alu { op: Alu, ty: Ty, dst: Gpr, src: ValueSource },
     AluMem { op: Alu, ty: Ty, mem: Address, src: Gpr },
     IncDec { dec: bool, ty: Ty, dst: Gpr },
     Shift { op: Op, ty: Ty, dst: Gpr, count: Option<u8> },
     Not { ty: Ty, dst: Gpr },
     Neg { ty: Ty, dst: Gpr },
-    Mul { ty: Ty, dst: Gpr, src: Source },
+    Mul { ty: Ty, dst: Gpr, src: ValueSource },
     Lea { dst: Gpr, mem: Address },
-    Mov { ty: Ty, dst: Gpr, src: Source },
-    Extend { signed: bool, from: Ty, dst: Gpr, src: Source },
-    Store { ty: Ty, mem: Address, src: Source },
+    Mov { ty: Ty, dst: Gpr, src: ValueSource },
+    Extend { signed: bool, from: Ty, dst: Gpr, src: ValueSource },
+    Store { ty: Ty, mem: Address, src: ValueSource },
     Push(Gpr),
     Pop(Gpr),
     Cmov { cond: Cond, dst: Gpr, src: Gpr },
@@ -293,11 +293,11 @@ impl Lifter<'_> {
         (Mem { scale, disp: i64::from(a.disp), seg: a.fs.then_some(Segment::Fs) }, base, index)
     }
 
-    fn source(&mut self, ty: Ty, src: &Source) -> Operand {
+    fn source(&mut self, ty: Ty, src: &ValueSource) -> Operand {
         match src {
-            Source::Reg(gpr) => self.read(ty, *gpr),
-            Source::Imm(c) => Operand::Const(c & ty.mask()),
-            Source::Mem(a) => {
+            ValueSource::Reg(gpr) => self.read(ty, *gpr),
+            ValueSource::Imm(c) => Operand::Const(c & ty.mask()),
+            ValueSource::Mem(a) => {
                 let (mem, base, index) = self.address(a);
                 self.b.load(ty, mem, base, index)
             }
@@ -423,7 +423,7 @@ impl Lifter<'_> {
         None
     }
 
-    fn alu_register(&mut self, op: Alu, ty: Ty, dst: Gpr, src: &Source) {
+    fn alu_register(&mut self, op: Alu, ty: Ty, dst: Gpr, src: &ValueSource) {
         let b = self.source(ty, src);
         let a = self.read(ty, dst);
         let (result, flags) = self.alu(op, ty, a, b);
@@ -482,7 +482,7 @@ impl Lifter<'_> {
         self.put_flags(flags);
     }
 
-    fn mul(&mut self, ty: Ty, dst: Gpr, src: &Source) {
+    fn mul(&mut self, ty: Ty, dst: Gpr, src: &ValueSource) {
         let b = self.source(ty, src);
         let a = self.read(ty, dst);
         let old = self.b.get(Loc::Flags);

@@ -8,7 +8,7 @@ use std::ops::Range;
 use dynasour_guest::space::{self, PAGE};
 
 /// One line, parsed; the columns behind the offset are kept as text.
-struct Piece<'t> {
+struct MapPiece<'t> {
     range: Range<u64>,
     permissions: [u8; 4],
     offset: u64,
@@ -17,8 +17,8 @@ struct Piece<'t> {
     touched: bool,
 }
 
-impl Piece<'_> {
-    fn continues(&self, before: &Piece) -> bool {
+impl MapPiece<'_> {
+    fn continues(&self, before: &MapPiece) -> bool {
         let anonymous = self.rest.starts_with(b"00:00 0");
         let offset = before.offset + (before.range.end - before.range.start);
         before.range.end == self.range.start
@@ -33,7 +33,7 @@ pub fn without_guards(text: &[u8], guarded: &[u64]) -> Vec<u8> {
     if guarded.is_empty() {
         return text.to_vec();
     }
-    let mut pieces: Vec<Piece> = Vec::new();
+    let mut pieces: Vec<MapPiece> = Vec::new();
     for line in text.split(|&byte| byte == b'\n') {
         let mut columns = line.splitn(4, |&byte| byte == b' ');
         let (Some(entry), Some(rest)) = (space::parse_line(line), columns.nth(3)) else { continue };
@@ -55,7 +55,8 @@ pub fn without_guards(text: &[u8], guarded: &[u64]) -> Vec<u8> {
             }
             let offset =
                 entry.offset + if entry.inode != 0 { start - entry.range.start } else { 0 };
-            let piece = Piece { range: start..end, permissions, offset, rest, touched: is_guarded };
+            let piece =
+                MapPiece { range: start..end, permissions, offset, rest, touched: is_guarded };
             match pieces.last_mut() {
                 Some(last) if (last.touched || is_guarded) && piece.continues(last) => {
                     last.range.end = end;

@@ -31,7 +31,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::guards::{self, Guards};
 use super::listing;
-use super::schedule::{Step, step};
+use super::schedule::{SyncPoint, sync_point};
 use crate::memory::FaultInfo;
 use crate::sync::lock;
 
@@ -228,13 +228,13 @@ impl CodePages {
     /// drop knows that no thread executes code of the range. The caller is outside (see
     /// [`crate::dispatch`]) and holds no lock that another thread needs to come out of guest code.
     pub fn exclusive(&self) -> MutexGuard<'_, ()> {
-        step(Step::TakeExclusive);
+        sync_point(SyncPoint::TakeExclusive);
         super::schedule::lock(&self.exclusive)
     }
 
     /// Records that `range` is about to change.
     pub(super) fn begin(&self, ranges: &[Range<u64>], kind: Kind) {
-        step(Step::Announce);
+        sync_point(SyncPoint::Announce);
         self.state().announced.extend(ranges.iter().map(|range| (range.clone(), kind)));
     }
 
@@ -253,7 +253,7 @@ impl CodePages {
 
     /// How many of the bytes at `address`, `len` at most, may be fetched as instructions.
     pub fn fetchable(&self, address: u64, len: usize) -> usize {
-        step(Step::Fetch);
+        sync_point(SyncPoint::Fetch);
         let mut state = self.state();
         let wanted = address.saturating_add(len as u64);
         if state.mappings.extent(address, Mapping::is_executable) < wanted {
@@ -314,7 +314,7 @@ impl CodePages {
 
     /// Makes sure that stores to `range`, which was read after `since`, are noticed.
     pub fn watch(&self, range: Range<u64>, since: Moment) -> Watched {
-        step(Step::Watch);
+        sync_point(SyncPoint::Watch);
         let mut state = self.state();
         if state.is_announced(&range, |kind| kind == Kind::Mapping) {
             return Watched::Impossible;

@@ -1,11 +1,11 @@
 //! The steps of the protocol, where a test may stop a thread to let another one go on.
 //!
-//! In release builds [`step`] is nothing and [`lock`] is an ordinary lock. In the tests of this
-//! crate both ask the scheduler (`super::scheduler`), if the thread is one of its threads.
+//! In release builds [`sync_point`] is nothing and [`lock`] is an ordinary lock. In the tests of
+//! this crate both ask the scheduler (`super::scheduler`), if the thread is one of its threads.
 
 /// A point at which a thread is about to do something that other threads can see.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
+pub enum SyncPoint {
     /// Takes the exclusive right to change code.
     TakeExclusive,
     /// Announces a range.
@@ -34,11 +34,11 @@ pub enum Step {
 mod real {
     use std::sync::{Mutex, MutexGuard};
 
-    use super::Step;
+    use super::SyncPoint;
 
     /// See the module.
     #[inline(always)]
-    pub fn step(_: Step) {}
+    pub fn sync_point(_: SyncPoint) {}
 
     /// See the module.
     #[inline(always)]
@@ -48,7 +48,7 @@ mod real {
 }
 
 #[cfg(not(test))]
-pub use real::{lock, step};
+pub use real::{lock, sync_point};
 
 #[cfg(test)]
-pub use super::scheduler::{lock, step};
+pub use super::scheduler::{lock, sync_point};

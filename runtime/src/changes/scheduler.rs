@@ -1,15 +1,15 @@
 //! A scheduler for tests: real threads go one at a time, and another one may go on only at a
-//! [`Step`].
+//! [`SyncPoint`].
 //!
 //! [`explore`] runs a set of threads again and again, each time under another schedule, until all
 //! schedules with at most so many preemptions have been seen. (Most bugs of protocols need one or
 //! two: Musuvathi and Qadeer, PLDI 2007.) A preemption is a switch away from a thread that could go
-//! on; a thread at [`Step::Wait`] cannot, until another one has taken a step.
+//! on; a thread at [`SyncPoint::Wait`] cannot, until another one has taken a step.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use super::schedule::Step;
+use super::schedule::SyncPoint;
 
 /// One of the threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,11 +45,12 @@ fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// See [`super::schedule`].
-pub fn step(step: Step) {
+pub fn sync_point(point: SyncPoint) {
     let own = SELF.with_borrow(Clone::clone);
     if let Some((scheduler, thread)) = own {
-        scheduler.pause(thread, if step == Step::Wait { State::Waiting } else { State::Ready });
-        if step == Step::Perform {
+        scheduler
+            .pause(thread, if point == SyncPoint::Wait { State::Waiting } else { State::Ready });
+        if point == SyncPoint::Perform {
             PERFORMED.with_borrow_mut(|performed| {
                 performed.iter_mut().for_each(|performed| performed())
             });
@@ -71,7 +72,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
             Err(TryLockError::WouldBlock) if SELF.with_borrow(Option::is_none) => {
                 return guard(mutex);
             }
-            Err(TryLockError::WouldBlock) => step(Step::Wait),
+            Err(TryLockError::WouldBlock) => sync_point(SyncPoint::Wait),
         }
     }
 }

@@ -43,7 +43,7 @@ use smallvec::SmallVec;
 
 use super::outputs;
 use super::pages::{CodePages, Kind};
-use super::schedule::{Step, step};
+use super::schedule::{SyncPoint, sync_point};
 use crate::memory::FaultInfo;
 
 /// Ranges of one transaction: at most the old and the new place of `mremap`, as a rule.
@@ -68,7 +68,7 @@ struct Exclusive<'p> {
 impl Exclusive<'_> {
     fn drop_code(&self, code: &mut dyn Code) {
         for range in self.ranges.iter().filter(|range| !range.is_empty()) {
-            step(Step::DropCode);
+            sync_point(SyncPoint::DropCode);
             code.drop_code(range.clone());
         }
     }
@@ -139,7 +139,7 @@ impl<'p> Quiet<'p> {
     pub fn perform<R>(self, change: impl FnOnce() -> R) -> (Performed<'p>, R) {
         let Quiet { change: exclusive, keeps } = self;
         if !keeps {
-            step(Step::Open);
+            sync_point(SyncPoint::Open);
             let mut state = exclusive.pages.state();
             for range in &exclusive.ranges {
                 if exclusive.kind == Kind::Store {
@@ -148,7 +148,7 @@ impl<'p> Quiet<'p> {
                 state.open(range.clone());
             }
         }
-        step(Step::Perform);
+        sync_point(SyncPoint::Perform);
         let result = change();
         (Performed { change: exclusive, keeps }, result)
     }
@@ -165,7 +165,7 @@ impl<'p> Performed<'p> {
 
     /// Records what there is now, and drops what was made meanwhile.
     pub fn publish(self, code: &mut dyn Code, news: impl IntoIterator<Item = News>) {
-        step(Step::Publish);
+        sync_point(SyncPoint::Publish);
         let Performed { mut change, keeps } = self;
         {
             let mut state = change.pages.state();

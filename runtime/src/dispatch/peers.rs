@@ -34,7 +34,7 @@
 //! interpreting, sets B's `pending` and waits. B's interpreter stops and B leaves, which ends A's
 //! wait. When B enters again, it finds the range and drops its blocks first.
 
-use crate::changes::schedule::{Step, step};
+use crate::changes::schedule::{SyncPoint, sync_point};
 use crate::kernel::entry::{self, Call};
 use crate::kernel::process::Registers;
 use crate::kernel::signal;
@@ -181,12 +181,12 @@ impl Peer {
     /// ranges were posted: the thread is outside and has to [`Peer::take_stale`] first.
     pub fn enter(&self, context: &mut ThreadContext) -> bool {
         self.context.store(context, Ordering::Relaxed);
-        step(Step::Enter);
+        sync_point(SyncPoint::Enter);
         let before = self.moves.swap(self.moved(ThreadState::Interpreting), Ordering::SeqCst);
         if ThreadState::of(before) == ThreadState::Cache {
             self.accept_calls();
         }
-        step(Step::Enter);
+        sync_point(SyncPoint::Enter);
         let free = !self.posted.load(Ordering::SeqCst);
         if !free {
             self.leave();
@@ -204,7 +204,7 @@ impl Peer {
     /// The thread executes no guest code from now on: it is outside.
     pub fn leave(&self) {
         debug_assert_ne!(self.state(), ThreadState::Outside);
-        step(Step::Leave);
+        sync_point(SyncPoint::Leave);
         let before = self.moves.swap(self.moved(ThreadState::Outside), Ordering::SeqCst);
         if ThreadState::of(before) == ThreadState::Cache {
             self.accept_calls();
@@ -368,7 +368,7 @@ impl Peers {
     /// interprets or compiles anything else.
     pub fn post_to_others(&self, own: &Peer, range: &Range<u64>) -> Posted {
         let others = self.others(own);
-        step(Step::DropCode);
+        sync_point(SyncPoint::DropCode);
         others.iter().for_each(|peer| peer.post(range));
         Posted(others)
     }
@@ -429,7 +429,7 @@ impl Backoff {
         const YIELDS: u32 = 200;
         /// The sleep of later rounds (guess).
         const SLEEP: Duration = Duration::from_micros(50);
-        step(Step::Wait);
+        sync_point(SyncPoint::Wait);
         self.rounds += 1;
         match self.rounds {
             rounds if rounds <= SPINS => std::hint::spin_loop(),

@@ -106,14 +106,14 @@ pub const USER_MASK: u64 = !0 << 32;
 
 /// Where an operand's word comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Source {
+pub enum OperandSource {
     /// A slot.
     Slot(u16),
     /// A constant.
     Const(u64),
 }
 
-impl Source {
+impl OperandSource {
     /// The word.
     ///
     /// # Safety
@@ -122,8 +122,8 @@ impl Source {
     pub unsafe fn get(self, words: *const u64) -> u64 {
         match self {
             // SAFETY: the caller's promise.
-            Source::Slot(slot) => unsafe { *words.add(slot as usize) },
-            Source::Const(c) => c,
+            OperandSource::Slot(slot) => unsafe { *words.add(slot as usize) },
+            OperandSource::Const(c) => c,
         }
     }
 }
@@ -134,7 +134,7 @@ pub enum FlagState {
     /// They are in the record.
     Record,
     /// They follow from these words, as the kind says.
-    Known(Kind, [Source; 3]),
+    Known(Kind, [OperandSource; 3]),
 }
 
 impl FlagState {
@@ -186,12 +186,12 @@ pub struct PureOp {
     /// Its type.
     pub ty: Ty,
     /// Operands and the masks of their types.
-    pub args: Vec<(Source, u64)>,
+    pub args: Vec<(OperandSource, u64)>,
 }
 
 impl PureOp {
     /// # Safety
-    /// As for [`Source::get`].
+    /// As for [`OperandSource::get`].
     #[inline(never)]
     unsafe fn value(&self, words: *const u64) -> u64 {
         let mut args = [0; 3];

@@ -101,7 +101,7 @@ pub struct Fragment {
     /// If it was made for an exit: the fragment of that exit, and the guards that leave by it.
     pub from: Option<From>,
     /// The recorded blocks, in order.
-    pub path: Vec<Step>,
+    pub path: Vec<PathStep>,
     /// Number of guest instructions in these blocks.
     pub guest_instructions: u64,
     /// Bytes of native code, on the path and off it. The code that counts is included.
@@ -162,7 +162,7 @@ pub enum Transfer {
 
 /// One recorded block.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Step {
+pub struct PathStep {
     /// The pc of its first instruction.
     pub pc: u64,
     /// The pc of its last instruction.

@@ -20,15 +20,15 @@
 //! pc falls to rule 5, because the bound is not of type i64.
 
 use crate::memory;
-use crate::observe::census::{Anchor, Guard, GuardKind, Step, Transfer};
+use crate::observe::census::{Anchor, Guard, GuardKind, PathStep, Transfer};
 use dynasour_ir::expressions::Expressions;
 use dynasour_ir::{BlockId, GuestTerm, Inst, Loc, Op, Operand, Term, Ty, Version};
-use dynasour_tracer::{Path, Step as Recorded};
+use dynasour_tracer::{Path, Step};
 use std::fmt::Write;
 
 /// The recorded blocks of `path`; with their bytes if `with_code`.
-pub fn steps(path: &Path, with_code: bool) -> Vec<Step> {
-    let step = |step: &Recorded| Step {
+pub fn steps(path: &Path, with_code: bool) -> Vec<PathStep> {
+    let step = |step: &Step| PathStep {
         pc: step.block.pc,
         last: last(step),
         end: step.block.end,
@@ -41,7 +41,7 @@ pub fn steps(path: &Path, with_code: bool) -> Vec<Step> {
 }
 
 /// The bytes of a block in hexadecimal.
-fn code(step: &Recorded) -> String {
+fn code(step: &Step) -> String {
     let mut bytes = vec![0; step.block.end.saturating_sub(step.block.pc) as usize];
     let len = memory::fetch_code(step.block.pc, &mut bytes);
     hex(&bytes[..len])
@@ -57,13 +57,13 @@ pub fn hex(bytes: &[u8]) -> String {
 }
 
 /// The pc of the last instruction of a block.
-fn last(step: &Recorded) -> u64 {
+fn last(step: &Step) -> u64 {
     let insts = &step.block.version.blocks[0].insts;
     let at = insts.iter().rev().find(|i| i.op == Op::At).and_then(|i| i.args[0].as_const());
     at.unwrap_or(step.block.pc)
 }
 
-fn transfer(step: &Recorded) -> Transfer {
+fn transfer(step: &Step) -> Transfer {
     match &step.block.version.blocks[0].term {
         Term::Guest(term) => match term {
             GuestTerm::Goto(Operand::Const(_)) => Transfer::Direct,

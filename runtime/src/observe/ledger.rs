@@ -5,7 +5,7 @@
 //! ([`CountedSite`]). A *link period* is the time during which a site's exit was linked to one
 //! fragment.
 //!
-//! Data: [`Ledger`], with one [`Entry`] for each fragment that was ever made. The counters
+//! Data: [`Ledger`], with one [`FragmentRecord`] for each fragment that was ever made. The counters
 //! themselves are words of the emitter, which generated code increments.
 //!
 //! Invariants:
@@ -55,7 +55,7 @@ struct LinkPeriod {
 }
 
 /// A site of a fragment.
-struct Site {
+struct SiteRecord {
     counted: CountedSite,
     /// If it is a guard: its index in [`Fragment::guards`].
     guard: Option<u32>,
@@ -65,10 +65,10 @@ struct Site {
 }
 
 /// The record of a fragment.
-struct Entry {
+struct FragmentRecord {
     fragment: Fragment,
     tally: Tally,
-    sites: Vec<Site>,
+    sites: Vec<SiteRecord>,
     /// The emitter's id of the fragment; valid until the fragment is dropped.
     emitted: FragmentId,
     /// Where its ends lead: at the last [`Ledger::settle`] before the fragment was dropped.
@@ -85,7 +85,7 @@ struct Ended {
 /// The records of a counting run (see the header).
 #[derive(Default)]
 pub struct Ledger {
-    entries: Vec<Entry>,
+    entries: Vec<FragmentRecord>,
     /// The fragments that have not been dropped, with the numbers of their entries.
     live: FxHashMap<FragmentId, usize>,
     /// Was a fragment made without counters?
@@ -153,7 +153,7 @@ impl Ledger {
         id: FragmentId,
         kind: Kind,
         from: Option<ExitId>,
-    ) -> Option<&mut Entry> {
+    ) -> Option<&mut FragmentRecord> {
         let fragment = emitter.fragment(id)?;
         let Some(tally) = &fragment.tally else {
             self.incomplete = true;
@@ -161,7 +161,7 @@ impl Ledger {
         };
         let number = self.entries.len();
         let from = from.and_then(|exit| self.origin(emitter, exit));
-        self.entries.push(Entry {
+        self.entries.push(FragmentRecord {
             fragment: Fragment {
                 id: number as u32,
                 name: fragment.version.clone(),
@@ -189,7 +189,12 @@ impl Ledger {
             sites: tally
                 .sites
                 .iter()
-                .map(|s| Site { counted: *s, guard: None, to_runtime: 0, link_periods: Vec::new() })
+                .map(|s| SiteRecord {
+                    counted: *s,
+                    guard: None,
+                    to_runtime: 0,
+                    link_periods: Vec::new(),
+                })
                 .collect(),
             tally: (**tally).clone(),
             emitted: id,
@@ -200,7 +205,7 @@ impl Ledger {
     }
 
     /// The site that leaves by `exit`.
-    fn site(&mut self, emitter: &Emitter, exit: ExitId) -> Option<&mut Site> {
+    fn site(&mut self, emitter: &Emitter, exit: ExitId) -> Option<&mut SiteRecord> {
         let entry = *self.live.get(&emitter.exit(exit)?.fragment)?;
         self.entries[entry].sites.iter_mut().find(|s| s.counted.exit == exit)
     }
@@ -282,7 +287,7 @@ impl Ledger {
     }
 }
 
-impl Entry {
+impl FragmentRecord {
     /// The census record with the counts so far.
     fn report(&self, emitter: &Emitter) -> Fragment {
         let count = |word| emitter.count(word);
@@ -325,7 +330,7 @@ impl Entry {
     }
 }
 
-impl Site {
+impl SiteRecord {
     /// Where control went in `failed` failures.
     fn went(&self, failed: u64) -> Vec<Went> {
         let mut went = Vec::new();

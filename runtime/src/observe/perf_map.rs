@@ -5,7 +5,7 @@
 //! the guest symbol at which it starts; `:exits` is appended for the code off the path. Resolved
 //! stubs are named `dynasour:stub:…`, and copied blocks `dynasour:copy:…`.
 //!
-//! Data: none; the fragments own the list of [`Piece`]s. The file is written once, at the end of
+//! Data: none; the fragments own the list of [`NamedCode`]s. The file is written once, at the end of
 //! the run. It also names code that was dropped before, so several lines may name the same addresses.
 //! The caller of [`write()`] holds the lock of the fragments.
 //!
@@ -23,7 +23,7 @@ use std::path::PathBuf;
 
 /// A range of native code with its name.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Piece {
+pub struct NamedCode {
     /// The host addresses of the code.
     pub code: Range<u64>,
     /// The name of its version, or `stub` or `copy`.
@@ -44,7 +44,7 @@ pub fn path() -> PathBuf {
 /// # Errors
 /// The file cannot be written. This includes a file of another user at the path, and a symbolic
 /// link.
-pub fn write(pieces: &[Piece]) -> io::Result<()> {
+pub fn write(pieces: &[NamedCode]) -> io::Result<()> {
     let symbols = Symbols::read(census::images().into_iter().map(Into::into));
     let text = lines(pieces, &symbols);
     let mut options = OpenOptions::new();
@@ -52,7 +52,7 @@ pub fn write(pieces: &[Piece]) -> io::Result<()> {
     options.open(path())?.write_all(text.as_bytes())
 }
 
-fn lines(pieces: &[Piece], symbols: &Symbols) -> String {
+fn lines(pieces: &[NamedCode], symbols: &Symbols) -> String {
     let mut text = String::new();
     for piece in pieces.iter().filter(|p| !p.code.is_empty()) {
         let (start, size) = (piece.code.start, piece.code.end - piece.code.start);
@@ -73,9 +73,13 @@ mod tests {
 
     #[test]
     fn a_line_names_a_piece() {
-        let piece =
-            |cold| Piece { code: 0x2000_0000..0x2000_0040, what: "t1".into(), pc: 0x1234, cold };
-        let empty = Piece { code: 5..5, ..piece(false) };
+        let piece = |cold| NamedCode {
+            code: 0x2000_0000..0x2000_0040,
+            what: "t1".into(),
+            pc: 0x1234,
+            cold,
+        };
+        let empty = NamedCode { code: 5..5, ..piece(false) };
         let text = lines(&[piece(false), empty, piece(true)], &Symbols::default());
         assert_eq!(text, "20000000 40 dynasour:t1:0x1234\n20000000 40 dynasour:t1:0x1234:exits\n");
     }

@@ -308,7 +308,7 @@ impl<'a> Lower<'a> {
                 ops.push(RaOperand::reg_fixed_def(r, preg(n)));
             }
         }
-        self.emit(Kind::Entry, ops, None);
+        self.emit(Kind::FragmentEntry, ops, None);
         if let Some(flags) = self.entry_flags {
             self.capture_flags(flags);
         }

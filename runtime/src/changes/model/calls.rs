@@ -2,11 +2,11 @@
 
 use super::bug::Bug;
 use super::state::{MAPPING, OUTPUT, Op, Program, STORE, State, X};
-use super::steps::{SETTLE, Step};
+use super::steps::{SETTLE, Transition};
 
 impl State {
     /// `mprotect`, `munmap`, `mmap` and `mremap`.
-    pub fn mapping_call(&self, program: &Program, t: usize, op: Op) -> Step {
+    pub fn mapping_call(&self, program: &Program, t: usize, op: Op) -> Transition {
         let p = op.page();
         let late = program.has(Bug::ProtectOpensFirst) && matches!(op, Op::Protect(..))
             || program.has(Bug::UnmapDropsLate) && matches!(op, Op::Unmap(_));
@@ -96,7 +96,7 @@ impl State {
         }
     }
 
-    pub fn output(&self, program: &Program, t: usize, p: usize) -> Step {
+    pub fn output(&self, program: &Program, t: usize, p: usize) -> Transition {
         let mut state = self.clone();
         match self.threads[t].stage {
             0 => {
@@ -130,7 +130,7 @@ impl State {
                 state.at_stage(t, 6)
             }
             5 if !self.threads[t].forbidden => {
-                Step::Violation("a system call cannot write where the guest may")
+                Transition::Violation("a system call cannot write where the guest may")
             }
             5 => state.at_stage(t, 6),
             _ => {
@@ -141,7 +141,7 @@ impl State {
         }
     }
 
-    pub fn host_store(&self, program: &Program, t: usize, p: usize) -> Step {
+    pub fn host_store(&self, program: &Program, t: usize, p: usize) -> Transition {
         let mut state = self.clone();
         let page = &self.pages[p];
         match self.threads[t].stage {

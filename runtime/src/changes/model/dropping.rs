@@ -2,8 +2,8 @@
 //! `Machine::invalidate` and `Peers`.
 
 use super::bug::Bug;
-use super::state::{Drop, Place, Program, State, THREADS};
-use super::steps::{Step, next};
+use super::state::{Drop, Program, State, THREADS, ThreadState};
+use super::steps::{Transition, next};
 
 /// Nothing was read, or all is dropped.
 const TELL: u8 = 1;
@@ -21,7 +21,7 @@ impl State {
     }
 
     /// The next step of dropping.
-    pub fn step_dropping(&self, program: &Program, t: usize, mut drop: Drop) -> Step {
+    pub fn step_dropping(&self, program: &Program, t: usize, mut drop: Drop) -> Transition {
         let mut state = self.clone();
         let spoils_first = program.has(Bug::SpoilsBeforeTelling);
         match drop.stage {
@@ -44,7 +44,7 @@ impl State {
             }
             TOUCH => {
                 if state.fragments.is_some() {
-                    return Step::Blocked;
+                    return Transition::Blocked;
                 }
                 state.generation += 1;
                 let page = &mut state.pages[drop.page];
@@ -55,12 +55,15 @@ impl State {
                 drop.stage = if spoils_first { TELL } else { BEGIN_INTERPRETERS };
             }
             BEGIN_INTERPRETERS | BEGIN_CACHE => {
-                let place =
-                    if drop.stage == BEGIN_CACHE { Place::Cache } else { Place::Interpreting };
+                let wanted = if drop.stage == BEGIN_CACHE {
+                    ThreadState::Cache
+                } else {
+                    ThreadState::Interpreting
+                };
                 for other in (0..THREADS).filter(|other| *other != t) {
                     let thread = &state.threads[other];
                     drop.waits[other] =
-                        (!thread.gone && thread.place == place).then_some(thread.moves);
+                        (!thread.gone && thread.state == wanted).then_some(thread.moves);
                 }
                 drop.stage += 1;
             }
@@ -68,7 +71,7 @@ impl State {
                 let moved =
                     |n: usize| drop.waits[n].is_none_or(|moves| state.threads[n].moves != moves);
                 if !(0..THREADS).all(moved) {
-                    return Step::Blocked;
+                    return Transition::Blocked;
                 }
                 drop.waits = [None; THREADS];
                 if drop.stage == AWAIT_CACHE || !drop.touched {

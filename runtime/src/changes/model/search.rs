@@ -3,7 +3,7 @@
 use rustc_hash::FxHashSet;
 
 use super::state::{Program, State, THREADS};
-use super::steps::Step;
+use super::steps::Transition;
 
 /// States in which a page was guarded more often than this are not explored further, since other
 /// threads can open a page for ever (guess; each bug is found with fewer).
@@ -40,12 +40,12 @@ pub fn explore(program: &Program) -> Found {
         let t = *thread;
         *thread += 1;
         match state.step(program, t) {
-            Step::Blocked => {}
-            Step::Violation(what) => {
+            Transition::Blocked => {}
+            Transition::Violation(what) => {
                 steps.push(t);
                 return Found { states: seen.len(), violation: Some((what, steps)) };
             }
-            Step::Next(next) => {
+            Transition::Next(next) => {
                 *moved = true;
                 if next.moment <= MOST_GUARDS && seen.insert((*next).clone()) {
                     path.push((*next, 0, false));

@@ -113,7 +113,7 @@ impl Page {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Place {
+pub enum ThreadState {
     Outside,
     Interpreting,
     Cache,
@@ -138,7 +138,7 @@ pub struct Thread {
     pub stage: u8,
     pub begun: bool,
     pub gone: bool,
-    pub place: Place,
+    pub state: ThreadState,
     pub moves: u8,
     /// The pages whose code it has to forget.
     pub posted: [bool; PAGES],
@@ -223,7 +223,7 @@ impl State {
             stage: 0,
             begun: n == 0 || !program.spawns,
             gone: false,
-            place: Place::Outside,
+            state: ThreadState::Outside,
             moves: 0,
             posted: [false; PAGES],
             own: [None; PAGES],

@@ -1,11 +1,13 @@
 //! The operations, step by step.
 
 use super::bug::Bug;
-use super::state::{Code, MAPPING, Op, PAGES, Place, Program, Rights, STORE, State, THREADS, W, X};
+use super::state::{
+    Code, MAPPING, Op, PAGES, Program, Rights, STORE, State, THREADS, ThreadState, W, X,
+};
 
 /// The outcome of one step of a thread.
 #[derive(Debug)]
-pub enum Step {
+pub enum Transition {
     /// The thread waits for another one.
     Blocked,
     Next(Box<State>),
@@ -13,8 +15,8 @@ pub enum Step {
     Violation(&'static str),
 }
 
-pub fn next(state: State) -> Step {
-    Step::Next(Box::new(state))
+pub fn next(state: State) -> Transition {
+    Transition::Next(Box::new(state))
 }
 
 /// The stage at which an operation ends in guest code, which goes on.
@@ -26,10 +28,10 @@ pub const SETTLE: u8 = 100;
 
 impl State {
     /// The next step of thread `t`.
-    pub fn step(&self, program: &Program, t: usize) -> Step {
+    pub fn step(&self, program: &Program, t: usize) -> Transition {
         let thread = &self.threads[t];
         let Some(op) = program.op(t, thread.at).filter(|_| thread.begun && !thread.gone) else {
-            return Step::Blocked;
+            return Transition::Blocked;
         };
         if let Some(drop) = thread.dropping {
             return self.step_dropping(program, t, drop);
@@ -57,7 +59,7 @@ impl State {
             }
             Op::Fork => {
                 if self.exclusive.is_some() || self.fragments.is_some() {
-                    return Step::Blocked;
+                    return Transition::Blocked;
                 }
                 let mut state = self.clone();
                 for page in &mut state.pages {
@@ -71,20 +73,20 @@ impl State {
         }
     }
 
-    pub fn at_stage(mut self, t: usize, stage: u8) -> Step {
+    pub fn at_stage(mut self, t: usize, stage: u8) -> Transition {
         self.threads[t].stage = stage;
         next(self)
     }
 
-    pub fn take_exclusive(&self, t: usize, stage: u8) -> Step {
+    pub fn take_exclusive(&self, t: usize, stage: u8) -> Transition {
         match self.exclusive {
-            Some(_) => Step::Blocked,
+            Some(_) => Transition::Blocked,
             None => State { exclusive: Some(t as u8), ..self.clone() }.at_stage(t, stage),
         }
     }
 
-    fn go(&mut self, t: usize, place: Place) {
-        self.threads[t].place = place;
+    fn go(&mut self, t: usize, state: ThreadState) {
+        self.threads[t].state = state;
         self.threads[t].moves += 1;
     }
 
@@ -96,19 +98,19 @@ impl State {
     }
 
     /// The guest sees a fault or an error.
-    pub fn refused(&self, t: usize, what: &'static str) -> Step {
+    pub fn refused(&self, t: usize, what: &'static str) -> Transition {
         if !self.threads[t].forbidden {
-            return Step::Violation(what);
+            return Transition::Violation(what);
         }
         let mut state = self.clone();
-        if state.threads[t].place != Place::Outside {
-            state.go(t, Place::Outside);
+        if state.threads[t].state != ThreadState::Outside {
+            state.go(t, ThreadState::Outside);
         }
         state.at_stage(t, SETTLE)
     }
 
     /// Drops what the host has written to, and completes the operation.
-    fn settle(&self, program: &Program, t: usize) -> Step {
+    fn settle(&self, program: &Program, t: usize) -> Transition {
         let written = || (0..PAGES).find(|p| self.pages[*p].written);
         match self.threads[t].stage {
             SETTLE
@@ -156,7 +158,7 @@ impl State {
         self.threads[t].effect = Some(self.pages[p].version);
     }
 
-    fn store(&self, program: &Program, t: usize, p: usize) -> Step {
+    fn store(&self, program: &Program, t: usize, p: usize) -> Transition {
         let mut state = self.clone();
         let opens_first = program.has(Bug::StoreOpensFirst);
         match self.threads[t].stage {
@@ -203,16 +205,16 @@ impl State {
     }
 
     /// Enters guest code: the first stages of executing code, which end at stage 2.
-    fn enter(&self, t: usize) -> Step {
+    fn enter(&self, t: usize) -> Transition {
         let mut state = self.clone();
         match self.threads[t].stage {
             0 => {
-                state.go(t, Place::Interpreting);
+                state.go(t, ThreadState::Interpreting);
                 state.at_stage(t, 1)
             }
             1 if self.threads[t].posted == [false; PAGES] => state.at_stage(t, 2),
             1 => {
-                state.go(t, Place::Outside);
+                state.go(t, ThreadState::Outside);
                 state.at_stage(t, 9)
             }
             _ => {
@@ -229,7 +231,7 @@ impl State {
 
     /// Reads the page and guards it, from stage `first` on; at stage `first + 4` the code is in
     /// `running`.
-    fn translate(&self, program: &Program, t: usize, p: usize, first: u8) -> Step {
+    fn translate(&self, program: &Program, t: usize, p: usize, first: u8) -> Transition {
         let mut state = self.clone();
         match self.threads[t].stage - first {
             0 => {
@@ -259,7 +261,7 @@ impl State {
         }
     }
 
-    fn release_and_refuse(mut self, t: usize) -> Step {
+    fn release_and_refuse(mut self, t: usize) -> Transition {
         if self.fragments == Some(t as u8) {
             self.fragments = None;
         }
@@ -318,7 +320,7 @@ impl State {
         Ok(true)
     }
 
-    fn interpret(&self, program: &Program, t: usize, p: usize) -> Step {
+    fn interpret(&self, program: &Program, t: usize, p: usize) -> Transition {
         let mut state = self.clone();
         match self.threads[t].stage {
             0 | 1 | 9 => self.enter(t),
@@ -332,10 +334,10 @@ impl State {
             3..=6 => self.translate(program, t, p, 3),
             _ => {
                 let Some(code) = self.threads[t].running else {
-                    return Step::Violation("nothing to run");
+                    return Transition::Violation("nothing to run");
                 };
                 match self.begin_code(p, code) {
-                    Err(what) => return Step::Violation(what),
+                    Err(what) => return Transition::Violation(what),
                     Ok(false) => {
                         state.threads[t].own[p] = None;
                         return state.at_stage(t, 3);
@@ -343,18 +345,18 @@ impl State {
                     Ok(true) => {}
                 }
                 state.threads[t].own[p] = Some(code);
-                state.go(t, Place::Outside);
+                state.go(t, ThreadState::Outside);
                 state.at_stage(t, DIRECT)
             }
         }
     }
 
-    fn run(&self, program: &Program, t: usize, p: usize) -> Step {
+    fn run(&self, program: &Program, t: usize, p: usize) -> Transition {
         let mut state = self.clone();
         let page = &self.pages[p];
         match self.threads[t].stage {
             0 | 1 | 9 => self.enter(t),
-            2 if self.fragments.is_some() => Step::Blocked,
+            2 if self.fragments.is_some() => Transition::Blocked,
             2 => {
                 state.fragments = Some(t as u8);
                 let stage = match (page.shared, page.resting) {
@@ -394,47 +396,47 @@ impl State {
                 state.at_stage(t, 30)
             }
             30 => {
-                state.go(t, Place::Cache);
+                state.go(t, ThreadState::Cache);
                 state.fragments = None;
                 state.at_stage(t, 31)
             }
             31 => {
                 let Some(code) = self.threads[t].running else {
-                    return Step::Violation("nothing to run");
+                    return Transition::Violation("nothing to run");
                 };
                 match self.begin_code(p, code) {
-                    Err(what) => Step::Violation(what),
+                    Err(what) => Transition::Violation(what),
                     Ok(true) => state.at_stage(t, 33),
                     Ok(false) => state.at_stage(t, 32),
                 }
             }
             // Native code has left, and comes to the runtime, which needs the lock.
-            _ if self.fragments.is_some() => Step::Blocked,
+            _ if self.fragments.is_some() => Transition::Blocked,
             32 => {
                 if state.pages[p].shared == self.threads[t].running {
                     state.pages[p].shared = None;
                 }
-                state.go(t, Place::Interpreting);
+                state.go(t, ThreadState::Interpreting);
                 state.at_stage(t, 1)
             }
             _ => {
-                state.go(t, Place::Outside);
+                state.go(t, ThreadState::Outside);
                 state.at_stage(t, DIRECT)
             }
         }
     }
 
-    fn drop_resting(mut self, t: usize, p: usize) -> Step {
+    fn drop_resting(mut self, t: usize, p: usize) -> Transition {
         self.pages[p].resting = None;
         self.at_stage(t, 20)
     }
 
-    fn trace(&self, t: usize, p: usize) -> Step {
+    fn trace(&self, t: usize, p: usize) -> Transition {
         let mut state = self.clone();
         match self.threads[t].stage {
             0 => match self.threads[t].own[p] {
                 None => state.at_stage(t, SETTLE),
-                Some(_) if self.fragments.is_some() => Step::Blocked,
+                Some(_) if self.fragments.is_some() => Transition::Blocked,
                 Some(code) => {
                     (state.threads[t].running, state.threads[t].plan) =
                         (Some(code), self.generation);
@@ -443,7 +445,7 @@ impl State {
             },
             1 if self.threads[t].posted[p] => state.at_stage(t, SETTLE),
             1 => state.at_stage(t, 2),
-            _ if self.fragments.is_some() => Step::Blocked,
+            _ if self.fragments.is_some() => Transition::Blocked,
             _ => {
                 if self.threads[t].plan == self.generation {
                     state.pages[p].shared = self.threads[t].running;

@@ -32,7 +32,7 @@ fn story(program: &Program) -> String {
         let dropping =
             thread.dropping.map_or(String::new(), |drop| format!(", dropping {}", drop.stage));
         story += &format!("{t}: {:?} {}{dropping}\n", program.op(t, thread.at), thread.stage);
-        if let super::steps::Step::Next(next) = state.step(program, t) {
+        if let super::steps::Transition::Next(next) = state.step(program, t) {
             state = *next;
         }
     }
@@ -207,12 +207,12 @@ fn a_deadlock_is_found() {
     state.exclusive = Some(2);
     for _ in 0..10 {
         for thread in 0..2 {
-            if let super::steps::Step::Next(next) = state.step(&program, thread) {
+            if let super::steps::Transition::Next(next) = state.step(&program, thread) {
                 state = *next;
             }
         }
     }
-    assert!((0..2).all(|t| matches!(state.step(&program, t), super::steps::Step::Blocked)
+    assert!((0..2).all(|t| matches!(state.step(&program, t), super::steps::Transition::Blocked)
         || state.has_ended(&program, t)));
     assert_eq!(state.rights(0), Some(RWX), "nobody could unmap it");
 }

@@ -11,7 +11,7 @@ use super::Fragments;
 use crate::config::RunConfig;
 use crate::observe::census::Fragment;
 use crate::observe::ledger::{Ledger, Made};
-use crate::observe::perf_map::Piece;
+use crate::observe::perf_map::NamedCode;
 use crate::observe::stats::Stats;
 use dynasour_emitter::{ExitId, FragmentId};
 
@@ -20,7 +20,7 @@ pub struct Notes {
     /// The ledger of a counting run.
     ledger: Option<Box<Ledger>>,
     /// The native code noted so far, if a perf map is wanted.
-    pieces: Option<Vec<Piece>>,
+    pieces: Option<Vec<NamedCode>>,
 }
 
 impl Notes {
@@ -70,7 +70,7 @@ impl Fragments {
     }
 
     /// All native code, also that dropped by flushes; none if no perf map is wanted.
-    pub fn pieces(&mut self) -> Option<&[Piece]> {
+    pub fn pieces(&mut self) -> Option<&[NamedCode]> {
         self.note_pieces();
         self.notes.pieces.as_deref()
     }
@@ -79,7 +79,7 @@ impl Fragments {
     fn note_pieces(&mut self) {
         let Some(pieces) = &mut self.notes.pieces else { return };
         for f in self.emitter.fragments() {
-            let piece = |code: &std::ops::Range<u64>, cold| Piece {
+            let piece = |code: &std::ops::Range<u64>, cold| NamedCode {
                 code: code.clone(),
                 what: f.version.clone(),
                 pc: f.pc,
@@ -88,7 +88,7 @@ impl Fragments {
             pieces.extend([piece(&f.hot, false), piece(&f.cold, true)]);
         }
         let copied = self.emitter.all_blocks();
-        pieces.extend(copied.map(|(pc, code)| Piece {
+        pieces.extend(copied.map(|(pc, code)| NamedCode {
             code,
             what: "copy".to_string(),
             pc,

@@ -8,7 +8,7 @@
 //! decided by the unsigned comparison `eax < ecx`.
 
 use super::{Compare, Decision, Desc, LowerError, Lowerer, Val};
-use crate::interp::code::{self, FlagState, Handler, Source};
+use crate::interp::code::{self, FlagState, Handler, OperandSource};
 use crate::interp::flags::{Form, Kind, shift_ignores_old};
 use crate::interp::select;
 use dynasour_ir::{Cond, FlagOp, Inst, Op, Operand, Ty, Value};
@@ -33,19 +33,19 @@ impl Lowerer<'_> {
     }
 
     /// The rflags image of the flags that `operand` is.
-    pub(super) fn flag_bits(&mut self, operand: Operand) -> Result<Source, LowerError> {
+    pub(super) fn flag_bits(&mut self, operand: Operand) -> Result<OperandSource, LowerError> {
         match self.flag_state(operand)? {
             FlagState::Known(kind, [a, _, _]) if kind.form() == Form::Bits => Ok(a),
             state => {
                 let t = self.temp()?;
                 self.emit_state(code::flag_bits, t, 0, state);
-                Ok(Source::Slot(t))
+                Ok(OperandSource::Slot(t))
             }
         }
     }
 
     /// Makes the description of the flags `v`.
-    pub(super) fn new_desc(&mut self, v: Value, form: Form, ty: Ty, sources: [Source; 3]) {
+    pub(super) fn new_desc(&mut self, v: Value, form: Form, ty: Ty, sources: [OperandSource; 3]) {
         let until = self.work.last_use[v.index()].unwrap_or(0);
         self.work.descs.push(Desc { state: FlagState::Known(Kind::new(form, ty), sources), until });
         self.work.vals[v.index()] = Val::Flags(self.work.descs.len() - 1);
@@ -59,12 +59,12 @@ impl Lowerer<'_> {
         inst: &Inst,
         v: Value,
     ) -> Result<(), LowerError> {
-        let zero = Source::Const(0);
-        let old_carry = |this: &mut Self| -> Result<Source, LowerError> {
+        let zero = OperandSource::Const(0);
+        let old_carry = |this: &mut Self| -> Result<OperandSource, LowerError> {
             let state = this.flag_state(inst.args[1])?;
             let t = this.temp()?;
             this.emit_state(code::condition, t, Cond::B as u16, state);
-            Ok(Source::Slot(t))
+            Ok(OperandSource::Slot(t))
         };
         if let Some(result) = self.work.results[i] {
             let r = self.source(result.into())?;
@@ -97,25 +97,24 @@ impl Lowerer<'_> {
                 // For `test` the result is computed in a temporary, so that a condition is one
                 // comparison with zero.
                 let (mut a, mut b) = (self.source(inst.args[0])?, self.source(inst.args[1])?);
-                if matches!(a, Source::Const(_)) {
+                if matches!(a, OperandSource::Const(_)) {
                     std::mem::swap(&mut a, &mut b);
                 }
                 let a = self.slot_of(a)?;
                 let t = self.temp()?;
-                let run = select::binary(Op::And, inst.ty, matches!(b, Source::Const(_)));
+                let run = select::binary(Op::And, inst.ty, matches!(b, OperandSource::Const(_)));
                 let run = run.ok_or_else(|| LowerError::Unsupported(inst.op.to_string()))?;
                 let (b, imm) = match b {
-                    Source::Slot(s) => (s, 0),
-                    Source::Const(c) => (0, c),
+                    OperandSource::Slot(s) => (s, 0),
+                    OperandSource::Const(c) => (0, c),
                 };
                 self.emit(run, t, a, b, 0, imm);
-                self.new_desc(v, Form::Logic, inst.ty, [Source::Slot(t), zero, zero]);
+                self.new_desc(v, Form::Logic, inst.ty, [OperandSource::Slot(t), zero, zero]);
             }
             _ => {
                 let (ty, old) = (inst.ty, op.old_operand());
                 for (k, operand) in inst.args.iter().enumerate() {
-                    let ignores_old =
-                        |count| matches!(count, Source::Const(n) if shift_ignores_old(op, ty, n));
+                    let ignores_old = |count| matches!(count, OperandSource::Const(n) if shift_ignores_old(op, ty, n));
                     sources[k] = if Some(k) != old {
                         self.source(*operand)?
                     } else if k == 2 && ignores_old(sources[1]) {
@@ -134,7 +133,7 @@ impl Lowerer<'_> {
     pub(super) fn decision(cond: Cond, state: FlagState) -> Decision {
         let FlagState::Known(kind, [a, b, _]) = state else { return Decision::State };
         let ty = kind.ty();
-        let zero = Source::Const(0);
+        let zero = OperandSource::Const(0);
         let compare = |op, swapped, a, b| Decision::Compare(Compare { op, swapped, ty, a, b });
         let on_result = match cond {
             Cond::E => compare(Op::Eq, false, a, zero),
@@ -219,11 +218,11 @@ impl Lowerer<'_> {
             Decision::Always(holds) => self.emit(code::constant, d, 0, 0, 0, u64::from(holds)),
             Decision::State => self.emit_state(code::condition, d, cond as u16, state),
             Decision::Compare(Compare { op, swapped, ty, a, b }) => {
-                let run = select::compare(op, swapped, ty, matches!(b, Source::Const(_)));
+                let run = select::compare(op, swapped, ty, matches!(b, OperandSource::Const(_)));
                 let a = self.slot_of(a)?;
                 let (b, imm) = match b {
-                    Source::Slot(s) => (s, 0),
-                    Source::Const(c) => (0, c),
+                    OperandSource::Slot(s) => (s, 0),
+                    OperandSource::Const(c) => (0, c),
                 };
                 self.emit(run, d, a, b, 0, imm);
             }

@@ -8,7 +8,7 @@
 //! the two words and leaves by one of two links.
 
 use super::{CALL_FLAGS, Compare, Decision, End, LowerError, Lowerer, Val};
-use crate::interp::code::{self, FlagState, Source};
+use crate::interp::code::{self, FlagState, OperandSource};
 use crate::interp::flags::Form;
 use crate::interp::select;
 use dynasour_ir::{Cond, GuestTerm, Operand};
@@ -61,12 +61,16 @@ impl Lowerer<'_> {
         let state = self.work.descs[self.current_flags].state;
         match state {
             FlagState::Record => {}
-            FlagState::Known(kind, [Source::Slot(a), b, _])
+            FlagState::Known(kind, [OperandSource::Slot(a), b, _])
                 if !matches!(kind.form(), Form::Host(_)) =>
             {
                 match b {
-                    Source::Slot(b) => self.emit(code::record::<(), false>, 0, a, b, kind.0, 0),
-                    Source::Const(b) => self.emit(code::record::<(), true>, 0, a, 0, kind.0, b),
+                    OperandSource::Slot(b) => {
+                        self.emit(code::record::<(), false>, 0, a, b, kind.0, 0)
+                    }
+                    OperandSource::Const(b) => {
+                        self.emit(code::record::<(), true>, 0, a, 0, kind.0, b)
+                    }
                 }
             }
             FlagState::Known(..) => self.emit_state(code::record_state, 0, 0, state),
@@ -109,16 +113,16 @@ impl Lowerer<'_> {
         else {
             return Ok(false);
         };
-        let Source::Slot(slot) = a else { return Ok(false) };
+        let OperandSource::Slot(slot) = a else { return Ok(false) };
         if a != flags_a {
             return Ok(false);
         }
-        let fits = |source: Source| match source {
-            Source::Const(c) => i32::try_from(ty.sext(c)).ok(),
-            Source::Slot(_) => None,
+        let fits = |source: OperandSource| match source {
+            OperandSource::Const(c) => i32::try_from(ty.sext(c)).ok(),
+            OperandSource::Slot(_) => None,
         };
         match b {
-            Source::Slot(b) if flags_b == Source::Slot(b) => {
+            OperandSource::Slot(b) if flags_b == OperandSource::Slot(b) => {
                 let run = select::branch(op, swapped, ty, false);
                 self.emit(run, taken, slot, b, kind.0, 0);
             }

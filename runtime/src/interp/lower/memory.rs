@@ -7,7 +7,7 @@
 //! logarithm) and imm = 8, into the slot of eax.
 
 use super::{LowerError, Lowerer};
-use crate::interp::code::{self, Code, FlagState, Source};
+use crate::interp::code::{self, Code, FlagState, OperandSource};
 use crate::interp::flags::{Form, Kind};
 use crate::interp::native::{ARITHMETIC, NativeOp};
 use crate::interp::select;
@@ -28,15 +28,15 @@ impl Lowerer<'_> {
         let scale = mem.scale.trailing_zeros() as u16 & 3;
         let mut disp = mem.disp as u64;
         let base = match self.source(base)? {
-            Source::Slot(s) => s,
-            Source::Const(c) => {
+            OperandSource::Slot(s) => s,
+            OperandSource::Const(c) => {
                 disp = disp.wrapping_add(c);
                 code::ZERO
             }
         };
         let index = match self.source(index)? {
-            Source::Slot(s) => s,
-            Source::Const(c) => {
+            OperandSource::Slot(s) => s,
+            OperandSource::Const(c) => {
                 disp = disp.wrapping_add(c << scale);
                 code::ZERO
             }
@@ -103,7 +103,7 @@ impl Lowerer<'_> {
         let (a, b, c, imm) = self.address(mem, base, index)?;
         let unsupported = || LowerError::Unsupported(format!("{}.{}", inst.op, inst.ty));
         let value = *inst.args.get(2).ok_or_else(unsupported)?;
-        if let Source::Const(k) = self.source(value)? {
+        if let OperandSource::Const(k) = self.source(value)? {
             let k = inst.ty.sext(k);
             if let (Ok(k), Ok(disp)) = (i32::try_from(k), i32::try_from(imm as i64)) {
                 let run = select::store_constant(inst.ty).ok_or_else(unsupported)?;
@@ -181,17 +181,19 @@ impl Lowerer<'_> {
         self.emit_faulting(Code { run: code::native, imm: table, d: 0, a: addr, b: 0, c: 0 })?;
         if faults_with_flags && let (Some(t), Some(site)) = (flags_out, self.work.sites.last_mut())
         {
-            let zero = Source::Const(0);
-            site.flags =
-                FlagState::Known(Kind::new(Form::Bits, Ty::I64), [Source::Slot(t), zero, zero]);
+            let zero = OperandSource::Const(0);
+            site.flags = FlagState::Known(
+                Kind::new(Form::Bits, Ty::I64),
+                [OperandSource::Slot(t), zero, zero],
+            );
         }
 
         for (k, d) in outputs.iter().enumerate() {
             self.bind(inst.defs[k], *d, true);
         }
         if let (Some(t), Some(v)) = (flags_out, flags_def) {
-            let zero = Source::Const(0);
-            self.new_desc(v, Form::Bits, Ty::I64, [Source::Slot(t), zero, zero]);
+            let zero = OperandSource::Const(0);
+            self.new_desc(v, Form::Bits, Ty::I64, [OperandSource::Slot(t), zero, zero]);
         }
         Ok(())
     }

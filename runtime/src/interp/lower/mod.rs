@@ -14,9 +14,9 @@
 //! * Truncations, and zero extensions of clean values, emit nothing: handlers cut their operands to
 //!   their type.
 //! * Flags are not computed. They are described over slots and constants ([`FlagState`]).
-//!   Conditions and faults (by the table of [`Site`]s) use the description. At the end of the block
-//!   it is written to the record, within the branch itself if possible. Flags that are overwritten
-//!   before any use get no description.
+//!   Conditions and faults (by the table of [`AccessSite`]s) use the description. At the end of the
+//!   block it is written to the record, within the branch itself if possible. Flags that are
+//!   overwritten before any use get no description.
 //!
 //! Files: `uses` (where each value is read), `slots` (where each value lives), this one (moves and
 //! pure operations), `conditions` (flags), `memory` (operations that can fault), `end`.
@@ -42,7 +42,7 @@ mod memory;
 mod slots;
 mod uses;
 
-use super::code::{self, Code, CodeBytes, FlagState, PureOp, Source};
+use super::code::{self, Code, CodeBytes, FlagState, OperandSource, PureOp};
 use super::flags::{Form, Kind};
 use super::native::{NativeError, NativeOp, NativePool};
 use super::select;
@@ -78,7 +78,7 @@ pub enum LowerError {
 
 /// An operation that may fault, with the guest's state before it.
 #[derive(Clone, Copy, Debug)]
-pub struct Site {
+pub struct AccessSite {
     /// Index of the operation in [`Lowered::code`].
     pub op: u32,
     /// The pc of its guest instruction.
@@ -116,7 +116,7 @@ pub struct Lowered {
     /// The operations.
     pub code: Box<[Code]>,
     /// The operations that may fault, in the order of their indices.
-    pub sites: Box<[Site]>,
+    pub sites: Box<[AccessSite]>,
     /// How it ends.
     pub end: End,
     /// pc of the last guest instruction.
@@ -161,8 +161,8 @@ struct Compare {
     /// Are the operands of `op` exchanged?
     swapped: bool,
     ty: Ty,
-    a: Source,
-    b: Source,
+    a: OperandSource,
+    b: OperandSource,
 }
 
 /// How a condition is decided.
@@ -191,7 +191,7 @@ pub struct Workspace {
     in_gpr: [Vec<Value>; 16],
     descs: Vec<Desc>,
     code: Vec<Code>,
-    sites: Vec<Site>,
+    sites: Vec<AccessSite>,
 }
 
 impl Workspace {
@@ -324,8 +324,8 @@ impl Lowerer<'_> {
     fn alias(&mut self, operand: Operand, v: Value, clean: bool) -> Result<(), LowerError> {
         match self.source(operand)? {
             // If the slot is a register's, `protect` moves both values before it is overwritten.
-            Source::Slot(s) => self.bind(v, s, clean),
-            Source::Const(c) => {
+            OperandSource::Slot(s) => self.bind(v, s, clean),
+            OperandSource::Const(c) => {
                 self.work.vals[v.index()] = Val::Const(c & self.version.ty(v).mask())
             }
         }
@@ -357,13 +357,17 @@ impl Lowerer<'_> {
                 self.dirty = true;
                 let g = g.number() as u16;
                 match self.source(operand)? {
-                    Source::Slot(s) if s == g => {}
+                    OperandSource::Slot(s) if s == g => {}
                     source => {
                         self.protect(g, i)?;
                         // `protect` may have moved the operand itself.
                         match (self.source(operand)?, source) {
-                            (Source::Slot(s), _) => self.emit(code::zext::<u64>, g, s, 0, 0, 0),
-                            (Source::Const(c), _) => self.emit(code::constant, g, 0, 0, 0, c),
+                            (OperandSource::Slot(s), _) => {
+                                self.emit(code::zext::<u64>, g, s, 0, 0, 0)
+                            }
+                            (OperandSource::Const(c), _) => {
+                                self.emit(code::constant, g, 0, 0, 0, c)
+                            }
                         }
                     }
                 }
@@ -385,7 +389,7 @@ impl Lowerer<'_> {
                         self.work.descs.push(Desc {
                             state: FlagState::Known(
                                 Kind::new(Form::Bits, Ty::I64),
-                                [Source::Const(0); 3],
+                                [OperandSource::Const(0); 3],
                             ),
                             until: i,
                         });
@@ -409,18 +413,20 @@ impl Lowerer<'_> {
         let ty = if inst.ty == Ty::I1 { Ty::I8 } else { inst.ty };
         if inst.args.len() == 2 {
             let (mut a, mut b) = (self.source(inst.args[0])?, self.source(inst.args[1])?);
-            if matches!((a, b), (Source::Const(_), Source::Slot(_))) && inst.op.is_commutative() {
+            if matches!((a, b), (OperandSource::Const(_), OperandSource::Slot(_)))
+                && inst.op.is_commutative()
+            {
                 std::mem::swap(&mut a, &mut b);
             }
             let insert = matches!(inst.op, Op::Insert8Low | Op::Insert8High | Op::Insert16);
             let ty = if insert { Ty::I64 } else { ty };
-            if let Some(run) = select::binary(inst.op, ty, matches!(b, Source::Const(_))) {
+            if let Some(run) = select::binary(inst.op, ty, matches!(b, OperandSource::Const(_))) {
                 let a = self.slot_of(a)?;
                 // `a` is read before `destination` may move it: a copy leaves the slot unchanged.
                 let d = self.destination(i, v)?;
                 let (b, imm) = match b {
-                    Source::Slot(s) => (s, 0),
-                    Source::Const(c) => (0, c),
+                    OperandSource::Slot(s) => (s, 0),
+                    OperandSource::Const(c) => (0, c),
                 };
                 self.emit(run, d, a, b, 0, imm);
                 self.bind(v, d, true);

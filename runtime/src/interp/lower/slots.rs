@@ -9,8 +9,8 @@
 //! Example: `xchg eax, ecx` gets both registers and puts each in the other. The put of eax first
 //! copies the old eax to a temporary, from which the put of ecx reads it.
 
-use super::{Desc, LowerError, Lowerer, Site, Val};
-use crate::interp::code::{self, Code, FlagState, Handler, Source};
+use super::{AccessSite, Desc, LowerError, Lowerer, Val};
+use crate::interp::code::{self, Code, FlagState, Handler, OperandSource};
 use dynasour_ir::{Loc, Op, Operand, Value};
 use smallvec::SmallVec;
 
@@ -34,7 +34,7 @@ impl Lowerer<'_> {
         if self.dirty {
             return Err(LowerError::Imprecise(self.pc));
         }
-        let site = Site {
+        let site = AccessSite {
             op: self.work.code.len() as u32,
             pc: self.pc,
             flags: self.work.descs[self.current_flags].state,
@@ -45,23 +45,23 @@ impl Lowerer<'_> {
     }
 
     /// Where the word of `operand` comes from.
-    pub(super) fn source(&self, operand: Operand) -> Result<Source, LowerError> {
+    pub(super) fn source(&self, operand: Operand) -> Result<OperandSource, LowerError> {
         match operand {
-            Operand::Const(c) => Ok(Source::Const(c)),
+            Operand::Const(c) => Ok(OperandSource::Const(c)),
             Operand::Value(v) => match self.work.vals.get(v.index()) {
-                Some(Val::Slot(s, _)) => Ok(Source::Slot(*s)),
-                Some(Val::Const(c)) => Ok(Source::Const(*c)),
+                Some(Val::Slot(s, _)) => Ok(OperandSource::Slot(*s)),
+                Some(Val::Const(c)) => Ok(OperandSource::Const(*c)),
                 _ => Err(LowerError::Operand(v.to_string())),
             },
         }
     }
 
     /// A slot that holds the word of `source`.
-    pub(super) fn slot_of(&mut self, source: Source) -> Result<u16, LowerError> {
+    pub(super) fn slot_of(&mut self, source: OperandSource) -> Result<u16, LowerError> {
         match source {
-            Source::Slot(s) => Ok(s),
-            Source::Const(0) => Ok(code::ZERO),
-            Source::Const(c) => {
+            OperandSource::Slot(s) => Ok(s),
+            OperandSource::Const(0) => Ok(code::ZERO),
+            OperandSource::Const(c) => {
                 let t = self.temp()?;
                 self.emit(code::constant, t, 0, 0, 0, c);
                 Ok(t)
@@ -99,7 +99,7 @@ impl Lowerer<'_> {
     pub(super) fn protect(&mut self, g: u16, at: usize) -> Result<(), LowerError> {
         let reads_slot = |d: &Desc| {
             d.until > at
-                && matches!(d.state, FlagState::Known(_, s) if s.contains(&Source::Slot(g)))
+                && matches!(d.state, FlagState::Known(_, s) if s.contains(&OperandSource::Slot(g)))
         };
         let values = self.work.in_gpr[g as usize].drain(..);
         let last_use = &self.work.last_use;
@@ -119,8 +119,8 @@ impl Lowerer<'_> {
             if let FlagState::Known(_, sources) = &mut d.state {
                 sources
                     .iter_mut()
-                    .filter(|s| **s == Source::Slot(g))
-                    .for_each(|s| *s = Source::Slot(t));
+                    .filter(|s| **s == OperandSource::Slot(g))
+                    .for_each(|s| *s = OperandSource::Slot(t));
             }
         }
         Ok(())

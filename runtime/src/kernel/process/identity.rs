@@ -10,7 +10,7 @@
 //!
 //! Example: `dynasour run ./prog "two words"` shows `prog\0two words\0` in `cmdline`.
 
-use dynasour_guest::image::Places;
+use dynasour_guest::image::StackLayout;
 use std::ffi::CStr;
 use std::io;
 
@@ -34,7 +34,7 @@ struct MemoryMap {
 }
 
 /// Makes the kernel show the guest's name, arguments, environment and auxiliary vector.
-pub(crate) fn assume(name: &CStr, places: &Places) {
+pub(crate) fn assume(name: &CStr, places: &StackLayout) {
     // SAFETY: PR_SET_NAME copies a NUL-terminated string.
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
     // An error is ignored: the guest runs all the same.
@@ -43,7 +43,7 @@ pub(crate) fn assume(name: &CStr, places: &Places) {
 
 /// Tells the kernel the guest's addresses. Those that stay are taken from `stat`, the text of
 /// `/proc/self/stat`.
-fn point_to(stat: &str, places: &Places) -> io::Result<()> {
+fn point_to(stat: &str, places: &StackLayout) -> io::Result<()> {
     const PR_SET_MM: i32 = 35;
     const PR_SET_MM_MAP: u64 = 14;
     let map = memory_map(stat, places).ok_or(io::ErrorKind::InvalidData)?;
@@ -55,7 +55,7 @@ fn point_to(stat: &str, places: &Places) -> io::Result<()> {
 
 /// The addresses that the kernel is to use; `None` if `stat` is not understood. Fields are numbered
 /// as in proc_pid_stat(5).
-fn memory_map(stat: &str, places: &Places) -> Option<MemoryMap> {
+fn memory_map(stat: &str, places: &StackLayout) -> Option<MemoryMap> {
     const FIRST_BEHIND_NAME: usize = 3;
     // The name may contain spaces and parentheses, so the last parenthesis ends it.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
@@ -92,7 +92,7 @@ mod tests {
             let auxiliary = [6u64, 4096, 0, 0];
             let at = strings.as_ptr() as u64;
             let vector = auxiliary.as_ptr() as u64;
-            let places = Places {
+            let places = StackLayout {
                 stack_pointer: vector,
                 arguments: at..at + 15,
                 environment: at + 15..at + 19,
