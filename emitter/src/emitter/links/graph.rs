@@ -85,15 +85,27 @@ impl Emitter {
             .for_each(|(owner, link)| self.set_link(owner, link, link.out));
     }
 
-    /// Makes every link that leads to one fragment lead to another fragment of the same region.
+    /// The fragments whose links lead to this one.
+    pub fn leading_to(&self, fragment: FragmentId) -> Vec<FragmentId> {
+        self.links_into(&[fragment]).into_iter().map(|(owner, _)| owner).collect()
+    }
+
+    /// Makes every link that leads to one fragment lead to another fragment of the same region,
+    /// except the links of the fragments in `staying`.
     ///
     /// # Errors
     /// They are not both fragments of one region.
-    pub fn redirect(&mut self, from: FragmentId, to: FragmentId) -> Result<(), EmitError> {
+    pub fn redirect(
+        &mut self,
+        from: FragmentId,
+        to: FragmentId,
+        staying: &[FragmentId],
+    ) -> Result<(), EmitError> {
         let region = self.fragment(from).ok_or(EmitError::Unknown)?.pc;
         self.fragment(to).filter(|to| to.pc == region).ok_or(EmitError::Unknown)?;
-        let links: Vec<(FragmentId, LinkKind)> =
+        let mut links: Vec<(FragmentId, LinkKind)> =
             self.links_into(&[from]).into_iter().map(|(owner, link)| (owner, link.kind)).collect();
+        links.retain(|(owner, _)| !staying.contains(owner));
         for (owner, kind) in links {
             let borrows = match kind {
                 // A passage belongs to the fragment that it leads to, and keeps leading there.

@@ -97,10 +97,26 @@ impl Fragments {
             return;
         }
         if let Some(before) = before {
-            self.emitter.redirect(before, id).expect("both are fragments of this region");
+            let staying = self.stubs_that_stay(before, pc, id);
+            self.emitter.redirect(before, id, &staying).expect("both are fragments of this region");
         }
         self.register(pc, id);
         self.lead_links(pc, Some(id));
+    }
+
+    /// The stubs that lead to `before` and may not lead to `id`, a version at `pc` that precedes it:
+    /// those of exits without progress. No live version has such an exit, since none may lead to a
+    /// first version without progress, but a resting one may, which is in the order between the
+    /// two. When it is woken, `id` may lead to it.
+    fn stubs_that_stay(&self, before: FragmentId, pc: u64, id: FragmentId) -> Vec<FragmentId> {
+        let to = Destination::Fragment(pc, self.rank(id));
+        let mut stubs = self.emitter.leading_to(before);
+        stubs.retain(|stub| {
+            let origin = self.exits.stub(*stub).and_then(|stub| self.origin(stub.origin));
+            let may = |origin| policy::allowed(self.scope(), Origin::Exit(origin), to);
+            origin.is_some_and(|origin| !may(origin))
+        });
+        stubs
     }
 
     /// Takes `id` out of its region. If it was the first version, links and tables lead to the next
@@ -207,5 +223,121 @@ impl Fragments {
         self.note_attached(exit, id);
         self.links_changed();
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::policy::{Scope, allowed};
+    use super::*;
+    use std::collections::HashSet;
+
+    const PC: u64 = 0x1000;
+    /// Versions that are made at most: four are needed for the links of a resting version.
+    const VERSIONS: usize = 4;
+
+    /// A version in a model of one region. Each has one exit, to the region's own pc, without
+    /// progress.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+    struct Model {
+        is_guest_loop: bool,
+        is_live: bool,
+        link: Option<usize>,
+    }
+
+    type State = Vec<Model>;
+
+    fn rank(state: &State, version: usize) -> Rank {
+        Rank::new(state[version].is_guest_loop, version as u32)
+    }
+
+    fn may(state: &State, from: usize, to: usize) -> bool {
+        let version = Some(rank(state, from));
+        let origin = ExitOrigin { pc: PC, version, target: Some(PC), progress: false };
+        let to = Destination::Fragment(PC, rank(state, to));
+        allowed(Scope::Fragments, Origin::Exit(origin), to)
+    }
+
+    /// The live versions, in their order.
+    fn live(state: &State) -> Vec<usize> {
+        let mut live: Vec<usize> = (0..state.len()).filter(|v| state[*v].is_live).collect();
+        live.sort_by_key(|v| rank(state, *v));
+        live
+    }
+
+    /// The states after each operation: a new version, a version that begins to rest, all resting
+    /// ones woken, an exit linked. `checks` says whether a link that is redirected must be allowed.
+    fn next(state: &State, checks: bool) -> Vec<State> {
+        let mut states = Vec::new();
+        for is_guest_loop in [false, true] {
+            if state.len() == VERSIONS {
+                break;
+            }
+            let before = live(state).first().copied();
+            let mut new = state.clone();
+            new.push(Model { is_guest_loop, is_live: true, link: None });
+            let id = state.len();
+            if live(&new)[0] == id && before.is_some() {
+                for v in 0..id {
+                    if new[v].link == before && (!checks || may(&new, v, id)) {
+                        new[v].link = Some(id);
+                    }
+                }
+            }
+            states.push(new);
+        }
+        for v in live(state) {
+            let mut rests = state.clone();
+            rests[v].is_live = false;
+            rests.iter_mut().filter(|m| m.link == Some(v)).for_each(|m| m.link = None);
+            states.push(rests);
+            if let Some(to) = live(state).into_iter().find(|to| may(state, v, *to)) {
+                let mut linked = state.clone();
+                linked[v].link = Some(to);
+                states.push(linked);
+            }
+        }
+        let mut woken = state.clone();
+        woken.iter_mut().for_each(|m| m.is_live = true);
+        states.push(woken);
+        states
+    }
+
+    fn has_cycle(state: &State) -> bool {
+        (0..state.len()).any(|start| {
+            let mut at = start;
+            (0..state.len()).any(|_| match state[at].link {
+                Some(next) => {
+                    at = next;
+                    at == start
+                }
+                None => {
+                    at = start;
+                    false
+                }
+            })
+        })
+    }
+
+    /// Explores all states; how many there are, and whether links of one go in a circle.
+    fn explore(checks: bool) -> (usize, bool) {
+        let (mut seen, mut work) = (HashSet::new(), vec![State::new()]);
+        while let Some(state) = work.pop() {
+            if has_cycle(&state) {
+                return (seen.len(), true);
+            }
+            if seen.insert(state.clone()) {
+                work.extend(next(&state, checks));
+            }
+        }
+        (seen.len(), false)
+    }
+
+    #[test]
+    fn links_without_progress_never_go_in_a_circle() {
+        let (states, found) = explore(true);
+        assert!(!found && states > 1000, "{states} states");
+        // A resting version keeps its links. They must not be redirected to a new version before it.
+        assert!(explore(false).1, "the model does not find the circle that was once possible");
     }
 }
