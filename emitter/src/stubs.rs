@@ -28,18 +28,13 @@
 use crate::asm::{Asm, Assembler, Label, Mem, NOT_EQUAL, RAX, RBP, RBX, RDI, RDX, RSI, RSP};
 use crate::cache::{Cache, CacheError};
 use crate::cpu::Cpu;
-use dynasour_guest::context::{ThreadContext, offset};
+use dynasour_guest::context::{
+    HOST_FLAGS, HOST_MXCSR, LOADED_FLAGS, ThreadContext, XSTATE_SIZE, offset,
+};
 use std::ops::Range;
 
 /// The value of `exit_site` after `enter` left at once because the runtime wanted control.
 pub const ABORTED: u64 = u64::MAX;
-
-/// The user-visible rflags that `enter` loads: the arithmetic flags, DF, AC and ID.
-const LOADED_FLAGS: u32 = 0x24_0cd5;
-/// The flags of the host's code: IF and the bit that is always set.
-const HOST_FLAGS: i32 = 0x202;
-/// MXCSR as the ABI has it at the start of a process.
-const HOST_MXCSR: i32 = 0x1f80;
 
 /// Why the stubs could not be generated.
 #[derive(thiserror::Error, Debug)]
@@ -85,7 +80,7 @@ impl Stubs {
         if !cpu.fsgsbase {
             return Err(StubError::Missing("user-mode FSGSBASE instructions"));
         }
-        if cpu.xstate_mask & 3 != 3 || cpu.xstate_size > dynasour_guest::context::XSTATE_SIZE {
+        if cpu.xstate_mask & 3 != 3 || cpu.xstate_size > XSTATE_SIZE {
             return Err(StubError::Missing("XSAVE with a known state size"));
         }
         let mut code = Asm::new();
@@ -156,7 +151,7 @@ fn enter_stub(code: &mut Asm<u64>, abort: Label) -> Label {
     code.jcc_to(NOT_EQUAL, abort);
     code.load(RAX, offset::RFLAGS);
     code.and_eax(LOADED_FLAGS);
-    code.or_eax(HOST_FLAGS as u32);
+    code.or_eax(HOST_FLAGS);
     code.push(RAX);
     code.popfq();
     general_registers().for_each(|r| code.load(r, offset::GPR + 8 * usize::from(r)));
@@ -186,14 +181,14 @@ fn save_extended(code: &mut Asm<u64>, host: Label, cpu: &Cpu) {
         code.vzeroupper();
     }
     code.fninit();
-    code.push_imm(HOST_MXCSR);
+    code.push_imm(HOST_MXCSR as i32);
     code.ldmxcsr(Mem::at(RSP));
     code.pop(RAX);
 }
 
 /// The host's flags, FS base and callee-saved registers, and back to Rust.
 fn host_state(code: &mut Asm<u64>) {
-    code.push_imm(HOST_FLAGS);
+    code.push_imm(HOST_FLAGS as i32);
     code.popfq();
     code.load(RAX, offset::HOST_FS_BASE);
     code.wrfsbase(RAX);

@@ -34,6 +34,16 @@ pub const SCRATCH_WORDS: usize = 2048;
 /// way).
 pub const LANDINGS: usize = 1 << 13;
 
+/// The trap flag of rflags (manual: SDM volume 1, 3.4.3.3): a trap after each instruction.
+pub const TRAP_FLAG: u64 = 0x100;
+/// The user-visible rflags that are loaded when guest code is entered: the arithmetic flags, DF, AC
+/// and ID.
+pub const LOADED_FLAGS: u32 = 0x24_0cd5;
+/// The flags of the host's code: IF and the bit that is always set.
+pub const HOST_FLAGS: u32 = 0x202;
+/// The host's MXCSR, as the ABI has it at the start of a process.
+pub const HOST_MXCSR: u32 = 0x1f80;
+
 /// An XSAVE area in the standard format (Intel SDM vol. 1, 13.4).
 #[repr(C, align(64))]
 pub struct XState(pub [u8; XSTATE_SIZE]);

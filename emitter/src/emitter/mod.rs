@@ -44,12 +44,10 @@ use crate::transfers::entry_check::EntryCheck;
 use crate::transfers::indirect::{Displaced, Diversion, Indirect, MISSED, Via};
 use crate::transfers::stack_returns::{Kept, Returns};
 pub use compile::{CompiledStub, StubRequest, StubTarget};
-use dynasour_guest::context::ThreadContext;
+use dynasour_guest::context::{TRAP_FLAG, ThreadContext};
 use links::passages::Way;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-
-const TRAP_FLAG: u64 = 0x100;
 
 /// In which state a fragment is entered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

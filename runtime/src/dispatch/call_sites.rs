@@ -8,24 +8,24 @@
 //!
 //! Data: [`CallSites`], one for the process, behind a lock of its own (number 8 in the order of
 //! `crate::sync`, beside the footprint). Invariants: a patched site is `mov eax, NR; syscall` in
-//! private memory that cannot be written, and NR is a call that the runtime passes on unchanged
-//! ([`System::passes_on`]). Only the five bytes of the `mov` change, which are one instruction, so
-//! no jump leads between them. Other threads may execute there meanwhile: the first byte is an
-//! `int3` while the others change, and all processors are serialised before and after. A thread
-//! that comes upon the `int3` tries again ([`CallSites::was_rewritten`]).
+//! code that only system calls can change, and NR is a call that the runtime passes on unchanged
+//! ([`System::passes_on`]). It is patched with the exclusive right to change code, and taken back
+//! before the code changes, so no change meets a patch (modelled in `crate::changes::model`). Only
+//! the five bytes of the `mov` change, which are one instruction, so no jump leads between them.
+//! Other threads may execute there meanwhile: the first byte is an `int3` while the others change,
+//! and all processors are serialised before and after. A thread that comes upon the `int3` tries
+//! again ([`CallSites::was_rewritten`]).
 //!
 //! Called by threads outside guest code.
 //!
 //! Example: a loop calls `getppid`. At its 16th trap from 0x401005, the `mov eax, 110` at 0x401000
-//! becomes `jmp 0x2f000040`.
+//! becomes `jmp 0x2f001000`.
 
-use crate::changes::host;
+use crate::changes::{CodePages, host};
 use crate::kernel::entry::{Call, call_stubs, raw};
 use crate::kernel::process::System;
 use crate::memory;
 use crate::sync::lock;
-use dynasour_guest::space;
-use nix::sys::mman::ProtFlags;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -52,8 +52,8 @@ pub struct CallSites {
 struct Sites {
     /// How often each site has trapped, by the address of its `syscall`.
     traps: FxHashMap<u64, u32>,
-    /// The guest's own first five bytes of each patched site, by the site's address.
-    patched: BTreeMap<u64, [u8; call_stubs::MOV as usize]>,
+    /// The patches, by the addresses of their sites.
+    patched: BTreeMap<u64, Patch>,
     /// All sites that have ever been patched.
     rewritten: FxHashSet<u64>,
     /// Stubs made so far.
@@ -63,22 +63,29 @@ struct Sites {
 impl CallSites {
     /// The guest's `syscall` at `pc` has trapped, with `nr` in rax. Rewrites the site if it is hot
     /// and can be rewritten.
-    pub fn trapped(&self, pc: u64, nr: u64, system: &System) {
-        if self.closed.load(Ordering::Relaxed) || !System::passes_on(nr as i64) {
+    pub fn trapped(&self, pc: u64, nr: u64, system: &System, pages: &CodePages) {
+        if self.is_closed() || !System::passes_on(nr as i64) {
             return;
         }
+        if self.is_hot(pc) && !system.watches_calls() {
+            // No other thread is about to change this code.
+            let _exclusive = pages.exclusive();
+            let mut sites = lock(&self.sites);
+            if !self.is_closed() {
+                sites.patch(pc.wrapping_sub(call_stubs::MOV), nr as u32, pages);
+            }
+        }
+    }
+
+    /// Counts a trap at `pc`. Is the site hot since this one?
+    fn is_hot(&self, pc: u64) -> bool {
         let mut sites = lock(&self.sites);
-        if self.is_closed() {
-            return;
-        }
         if sites.traps.len() >= MOST_COUNTED {
             sites.traps.clear();
         }
         let traps = sites.traps.entry(pc).or_default();
-        *traps += 1;
-        if *traps == HOT && !system.watches_calls() {
-            sites.patch(pc.wrapping_sub(call_stubs::MOV), nr as u32);
-        }
+        *traps = traps.saturating_add(1);
+        *traps == HOT
     }
 
     /// Did a thread that came upon an `int3` at `site` find it because the site was just being
@@ -99,8 +106,8 @@ impl CallSites {
         if start >= range.end {
             return;
         }
-        while let Some((&site, &bytes)) = sites.patched.range(start..range.end).next() {
-            rewrite(site, bytes);
+        while let Some((&site, patch)) = sites.patched.range(start..range.end).next() {
+            patch.take_back(site);
             sites.patched.remove(&site);
             sites.traps.remove(&(site + call_stubs::MOV));
         }
@@ -133,13 +140,13 @@ impl CallSites {
 }
 
 impl Sites {
-    fn patch(&mut self, site: u64, nr: u32) {
+    fn patch(&mut self, site: u64, nr: u32, pages: &CodePages) {
         let mut bytes = [0; 7];
         if memory::fetch_code(site, &mut bytes) != bytes.len()
             || bytes[0] != 0xb8
             || bytes[1..5] != nr.to_le_bytes()
             || bytes[5..] != [0x0f, 0x05]
-            || !is_private_code(site..site + bytes.len() as u64)
+            || !pages.is_constant(site, site..site + bytes.len() as u64)
         {
             return;
         }
@@ -150,30 +157,44 @@ impl Sites {
         let mut jump = [0xe9, 0, 0, 0, 0];
         jump[1..].copy_from_slice(&distance.to_le_bytes());
         let own = [bytes[0], bytes[1], bytes[2], bytes[3], bytes[4]];
-        self.patched.insert(site, own);
+        let patch = Patch { own, jump };
         self.rewritten.insert(site);
-        if !rewrite(site, jump) {
-            rewrite(site, own);
-            self.patched.remove(&site);
+        if rewrite(site, jump) {
+            self.patched.insert(site, patch);
+        } else {
+            patch.take_back(site);
         }
     }
 }
 
-/// Does `range` lie in private memory that can be executed and not be written?
-fn is_private_code(range: Range<u64>) -> bool {
-    space::maps().is_ok_and(|maps| {
-        maps.iter().any(|map| {
-            map.range.start <= range.start
-                && range.end <= map.range.end
-                && !map.shared
-                && map.prot.contains(ProtFlags::PROT_EXEC)
-                && !map.prot.contains(ProtFlags::PROT_WRITE)
-        })
-    })
+/// The bytes of a site.
+struct Patch {
+    /// The guest's own.
+    own: [u8; call_stubs::MOV as usize],
+    /// Those that are there while the site is patched.
+    jump: [u8; call_stubs::MOV as usize],
+}
+
+impl Patch {
+    /// Gives the guest its own bytes back. What another writer (the guest, by `/proc/self/mem`) has
+    /// put over the patch stays.
+    fn take_back(&self, site: u64) {
+        let mut bytes = [0; call_stubs::MOV as usize];
+        if memory::fetch_code(site, &mut bytes) != bytes.len() {
+            return;
+        }
+        for (n, byte) in bytes.iter_mut().enumerate() {
+            if *byte == self.jump[n] || n == 0 && *byte == INT3 {
+                *byte = self.own[n];
+            }
+        }
+        rewrite(site, bytes);
+    }
 }
 
 /// Replaces the instruction of five bytes at `site` by another, while other threads may execute it
-/// (Intel SDM vol. 3, "Handling Self- and Cross-Modifying Code"). False if memory cannot be written.
+/// (Intel SDM vol. 3, "Handling Self- and Cross-Modifying Code"). False if memory cannot be
+/// written.
 fn rewrite(site: u64, bytes: [u8; call_stubs::MOV as usize]) -> bool {
     let steps: [(u64, &[u8]); 3] = [(site, &[INT3]), (site + 1, &bytes[1..]), (site, &bytes[..1])];
     steps.into_iter().all(|(at, bytes)| {

@@ -14,25 +14,26 @@
 //!
 //! Used by the thread of the dispatcher only; no lock.
 //!
-//! Example: `true` runs in place from its first instruction. At each `syscall` of its the kernel
-//! raises SIGSYS; [`Dispatcher::run_in_place`] performs the call and runs on behind it.
+//! Example: `true` runs in place from its first instruction. At each of its `syscall`
+//! instructions the kernel raises SIGSYS; [`Dispatcher::run_in_place`] performs the call and runs
+//! on behind it.
 
-use super::{Dispatcher, TRAP_FLAG};
+use super::Dispatcher;
 use crate::config::{Stage, Tier};
 use crate::interp::{Stop, noncanonical};
+use crate::kernel::entry::call_stubs::SYSCALL;
 use crate::kernel::entry::in_place::{self, Left};
 use crate::kernel::process::{Outcome, System};
 use crate::kernel::signal::GuestFault;
 use crate::kernel::{x87_pointer, xstate};
 use crate::memory;
 use dynasour_guest::ThreadContext;
+use dynasour_guest::context::TRAP_FLAG;
 use dynasour_ir::Trap;
 use dynasour_tracer::Selected;
 
 /// Bytes of `int 0x80`.
 const INT_80: u64 = 2;
-/// Bytes of `syscall`.
-const SYSCALL: u64 = 2;
 /// Bytes of `int3`.
 const INT3: u64 = 1;
 /// The exception number of `int3`.
@@ -112,7 +113,8 @@ impl Dispatcher {
                 // The call may be logged, which only the runtime does.
                 if !self.machine.config.log.contains(&Stage::Syscall) {
                     let pc = context.rip - SYSCALL;
-                    self.machine.call_sites.trapped(pc, context.gpr[0], system);
+                    let (sites, pages) = (&self.machine.call_sites, &self.machine.pages);
+                    sites.trapped(pc, context.gpr[0], system, pages);
                 }
                 self.handle_stop(context, system, Stop::<Selected>::Syscall)
             }

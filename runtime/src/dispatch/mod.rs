@@ -62,6 +62,7 @@ use crate::kernel::signal::GuestFault;
 use crate::observe::profile;
 use dynasour_emitter::codegen::Allocator;
 use dynasour_guest::ThreadContext;
+use dynasour_guest::context::TRAP_FLAG;
 use dynasour_guest::decode::MAX_LENGTH;
 use dynasour_tracer::{AbortReason, Budget, Effort};
 use footprint::NotedCode;
@@ -74,9 +75,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use machine::{Machine, cache_end, fragment_fault, signal_accepted};
-
-/// The trap flag of rflags (manual: SDM volume 1, 3.4.3.3): a trap after each instruction.
-const TRAP_FLAG: u64 = 0x100;
 
 /// Runs one guest thread.
 pub struct Dispatcher {

@@ -15,7 +15,7 @@
 //! writes zeros to the 256 bytes of xmm0 to xmm15 and sets the bit; the bits of [`AVX`] and
 //! [`ZMM_HIGH`] stay clear.
 
-use dynasour_guest::context::ThreadContext;
+use dynasour_guest::context::{HOST_MXCSR, ThreadContext};
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 use std::sync::LazyLock;
@@ -37,8 +37,6 @@ pub const HIGH_16: u64 = 1 << 7;
 pub const LEGACY_VECTORS: usize = 160;
 /// Byte offset of MXCSR.
 pub const MXCSR: usize = 24;
-/// The host's MXCSR: all exceptions masked, rounding to nearest (manual: the value after reset).
-const HOST_MXCSR: u32 = 0x1f80;
 /// Byte offset of XSTATE_BV.
 pub const STATE_BITS: usize = 512;
 

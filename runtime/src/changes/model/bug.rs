@@ -36,4 +36,8 @@ pub enum Bug {
     FreshLosesGuards,
     /// Changes are made without the exclusive right.
     NotExclusive,
+    /// A patch is written without the exclusive right.
+    PatchNotExclusive,
+    /// Patches stay when code is dropped.
+    PatchStays,
 }

@@ -1,4 +1,4 @@
-//! System calls and the host's own stores, step by step.
+//! System calls, and what the host writes itself, step by step.
 
 use super::bug::Bug;
 use super::state::{MAPPING, OUTPUT, Op, Program, STORE, State, X};
@@ -161,6 +161,30 @@ impl State {
             }
             _ if state.is_writable(program, p) => state.at_stage(t, 0),
             _ => state.refused(t, "a store of the host's fails that the guest's rights allow"),
+        }
+    }
+
+    /// A jump is written into code that only calls can change.
+    pub fn patch(&self, program: &Program, t: usize, p: usize) -> Transition {
+        let mut state = self.clone();
+        let page = &mut state.pages[p];
+        let is_exclusive = !program.has(Bug::PatchNotExclusive);
+        match self.threads[t].stage {
+            0 if is_exclusive => self.take_exclusive(t, 1),
+            0 | 1 if page.record == Some(X) && page.mapped => {
+                state.threads[t].fetched = page.version;
+                state.at_stage(t, 2)
+            }
+            2 if page.mapped => {
+                page.patched = Some(self.threads[t].fetched);
+                state.at_stage(t, 3)
+            }
+            _ => {
+                if is_exclusive {
+                    state.exclusive = None;
+                }
+                state.at_stage(t, SETTLE)
+            }
         }
     }
 }

@@ -27,6 +27,9 @@ impl State {
         match drop.stage {
             0 => {
                 let page = &mut state.pages[drop.page];
+                if !program.has(Bug::PatchStays) {
+                    page.patched = None;
+                }
                 let read = std::mem::take(&mut page.read);
                 let made = page.shared.is_some() || page.resting.is_some();
                 state.threads[t].own[drop.page] = None;

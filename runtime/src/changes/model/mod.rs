@@ -17,13 +17,14 @@
 //! **What is modelled.** Pages with contents (a version that counts up), the guest's rights, the
 //! kernel's, and the record; guards, announcements and the exclusive right; blocks of the
 //! interpreter (one thread's own), copied blocks (all threads'), fragments that rest and come back,
-//! traces that are compiled outside; where each thread is, what was posted to it, and which pages
-//! were read.
+//! traces that are compiled outside; jumps that are patched into code where it stands; where each
+//! thread is, what was posted to it, and which pages were read.
 //!
 //! **What is checked.** Code that begins to run was read after each operation that has completed
 //! and that changed the page's contents or took the right to execute it. A store, a fetch or a
-//! system call fails only if the guest's rights forbade it at some time during the operation. In
-//! each state at least one thread can go on, unless all have ended.
+//! system call fails only if the guest's rights forbade it at some time during the operation. A
+//! patch stands only in code that is mapped, that the guest may not write to, and that is as it was
+//! when it was patched. In each state at least one thread can go on, unless all have ended.
 
 mod bug;
 mod calls;

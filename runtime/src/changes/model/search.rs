@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashSet;
 
-use super::state::{Program, State, THREADS};
+use super::state::{Page, Program, State, THREADS};
 use super::steps::Transition;
 
 /// States in which a page was guarded more often than this are not explored further, since other
@@ -43,6 +43,11 @@ pub fn explore(program: &Program) -> Found {
             Transition::Blocked => {}
             Transition::Violation(what) => {
                 steps.push(t);
+                return Found { states: seen.len(), violation: Some((what, steps)) };
+            }
+            Transition::Next(next) if next.pages.iter().any(Page::has_stale_patch) => {
+                steps.push(t);
+                let what = "a patch stands in code that changes";
                 return Found { states: seen.len(), violation: Some((what, steps)) };
             }
             Transition::Next(next) => {

@@ -35,6 +35,8 @@ pub enum Op {
     Output(usize),
     /// The host stores to the page on behalf of the thread, as it does for a signal's frame.
     HostStore(usize),
+    /// A jump is written into the page's code, where it stands.
+    Patch(usize),
     /// The next thread begins.
     Spawn,
     /// `fork`: this thread goes on, as the only one, in the child.
@@ -51,7 +53,8 @@ impl Op {
             | Op::Map(p, _)
             | Op::Remap(p)
             | Op::Output(p)
-            | Op::HostStore(p) => p,
+            | Op::HostStore(p)
+            | Op::Patch(p) => p,
             Op::Spawn | Op::Fork => 0,
         }
     }
@@ -91,6 +94,8 @@ pub struct Page {
     pub resting: Option<Code>,
     /// The host has written to it, and what was made from it is not dropped yet.
     pub written: bool,
+    /// The version of the contents into which a jump is patched.
+    pub patched: Option<u8>,
 }
 
 /// In [`Page::announced`].
@@ -105,6 +110,11 @@ impl Page {
 
     pub fn is_announced(&self) -> bool {
         self.announced != [0; 3]
+    }
+
+    /// Is a patch in it that the guest's own code may have replaced, or may come to replace?
+    pub fn has_stale_patch(&self) -> bool {
+        self.patched.is_some_and(|version| version != self.version || !self.mapped || self.may(W))
     }
 
     pub fn may(&self, right: Rights) -> bool {
@@ -217,6 +227,7 @@ impl State {
             shared: None,
             resting: None,
             written: false,
+            patched: None,
         };
         let thread = |n: usize| Thread {
             at: 0,

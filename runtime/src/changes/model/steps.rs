@@ -49,6 +49,7 @@ impl State {
             }
             Op::Output(p) => self.output(program, t, p),
             Op::HostStore(p) => self.host_store(program, t, p),
+            Op::Patch(p) => self.patch(program, t, p),
             Op::Spawn => {
                 let mut state = self.clone();
                 state.threaded = true;

@@ -6,8 +6,8 @@ use super::bug::Bug;
 use super::search::explore;
 use super::state::{Op, Program, Rights, W, X};
 use Op::{
-    Fork, HostStore, Interpret, Map, Output, Protect, Refused, Remap, Run, Spawn, Store, Trace,
-    Unmap,
+    Fork, HostStore, Interpret, Map, Output, Patch, Protect, Refused, Remap, Run, Spawn, Store,
+    Trace, Unmap,
 };
 
 const RWX: Rights = W | X;
@@ -51,7 +51,8 @@ fn operations() -> Vec<Op> {
         Map(0, W),
         Remap(0),
     ];
-    let others = [Store(0), Interpret(0), Run(0), Trace(0), Output(0), HostStore(0), Fork];
+    let others =
+        [Store(0), Interpret(0), Run(0), Trace(0), Output(0), HostStore(0), Patch(0), Fork];
     calls.into_iter().chain(others).collect()
 }
 
@@ -143,8 +144,9 @@ fn nothing_goes_wrong_when_the_first_thread_begins() {
 fn each_bug_is_found() {
     const STALE: &str = "code runs that was made before a change that has completed";
     const FAULT: &str = "a store faults that the guest's rights allow";
+    const PATCH: &str = "a patch stands in code that changes";
     const DENIED: &str = "code runs that may not be executed any more";
-    let cases: [(Bug, &[&[Op]], Rights, &str); 15] = [
+    let cases: [(Bug, &[&[Op]], Rights, &str); 17] = [
         (Bug::ProtectOpensFirst, &[&[Run(0), Store(0), Run(0)], &[Protect(0, RWX)]], RWX, STALE),
         (
             Bug::UnmapDropsLate,
@@ -185,6 +187,8 @@ fn each_bug_is_found() {
             RWX,
             STALE,
         ),
+        (Bug::PatchNotExclusive, &[&[Patch(0)], &[Protect(0, RWX)]], X, PATCH),
+        (Bug::PatchStays, &[&[Patch(0), Protect(0, RWX)]], X, PATCH),
     ];
     for (bug, threads, rights, seen) in cases {
         let right = program(threads, rights);

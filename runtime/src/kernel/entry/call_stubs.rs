@@ -18,17 +18,17 @@
 //! 60   SITE
 //! ```
 //!
-//! No instruction changes flags, so r11 and the flags are what a call leaves. Each offset stands for
-//! one exact state of the guest at the site ([`guest_state`]): a signal may interrupt a stub
+//! No instruction changes flags, so r11 and the flags are what a call leaves. Each offset stands
+//! for one exact state of the guest at the site ([`guest_state`]): a signal may interrupt a stub
 //! anywhere, and the kernel restarts an interrupted call at offset 5 as it would at the site.
 //!
 //! Data: the range, mapped once before the guest's first instruction and inherited by forked
-//! children at the same addresses. It is unmapped if the guest wants its addresses. The first page is data and holds the word
-//! CLOSED: if it is nonzero, calls must come to the runtime. Written under the lock of
-//! `crate::dispatch::call_sites`, read by signal handlers without it. Invariant: nothing in the
-//! range but the five bytes of NR and the addresses of SITE derives from the guest.
+//! children at the same addresses. It is unmapped if the guest wants its addresses. The first page
+//! is data and holds the word CLOSED: if it is nonzero, calls must come to the runtime. Written
+//! under the lock of `crate::dispatch::call_sites`, read by signal handlers without it. Invariant:
+//! nothing in the range but the five bytes of NR and the addresses of SITE derives from the guest.
 //!
-//! Example: a `getppid` at 0x401000 has a stub at 0x2f000040. A signal arrives at 0x2f000047: the
+//! Example: a `getppid` at 0x401000 has a stub at 0x2f001000. A signal arrives at 0x2f001007: the
 //! guest's state is rip = 0x401007, rcx = 0x401007, rax the result.
 
 use dynasour_guest::space::PAGE;
@@ -46,9 +46,10 @@ const SIZE: u64 = 1 << 20;
 const FIRST: u64 = 0x2f00_0000;
 const STEP: u64 = 0x0100_0000;
 const LAST: u64 = 0x7000_0000;
-/// Bytes of `mov eax, imm32` and of `syscall`.
+/// Bytes of `mov eax, imm32`.
 pub const MOV: u64 = 5;
-const SYSCALL: u64 = 2;
+/// Bytes of `syscall`.
+pub const SYSCALL: u64 = 2;
 /// The offset of the site's address in a stub.
 const SITE: u64 = 60;
 

@@ -9,9 +9,10 @@
 //!
 //! The only way out of such code is a signal. While it runs, the *selector* of syscall user
 //! dispatch says that calls are blocked, so that each `syscall` and `int 0x80` of the guest raises
-//! SIGSYS before the kernel does anything; calls of [`super::call_stubs`] are allowed. The signal handler notes why the guest was interrupted
-//! and makes the thread continue at `left`, which stores the guest's registers. Since a signal
-//! frame holds all registers, the guest's state is exact wherever it was interrupted.
+//! SIGSYS before the kernel does anything; calls of [`super::call_stubs`] are allowed. The signal
+//! handler notes why the guest was interrupted and makes the thread continue at `left`, which
+//! stores the guest's registers. Since a signal frame holds all registers, the guest's state is
+//! exact wherever it was interrupted.
 //!
 //! Data: the fields `dispatch_selector` and `in_place_*` of the thread's [`ThreadContext`], written
 //! by this thread and by its signal handler; [`XSTATE_MASK`], set once. No lock.
@@ -31,7 +32,9 @@ use std::arch::global_asm;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dynasour_guest::ThreadContext;
-use dynasour_guest::context::{XSTATE_SIZE, offset};
+use dynasour_guest::context::{
+    HOST_FLAGS, HOST_MXCSR, LOADED_FLAGS, TRAP_FLAG, XSTATE_SIZE, offset,
+};
 
 use super::{Call, call_stubs, raw};
 
@@ -41,14 +44,6 @@ const PR_SYS_DISPATCH_ON: u64 = 1;
 /// The values of the selector: `SYSCALL_DISPATCH_FILTER_ALLOW` and `_BLOCK`.
 const ALLOW: u8 = 0;
 const BLOCK: u8 = 1;
-/// The trap flag of rflags.
-const TRAP_FLAG: u64 = 0x100;
-/// The user-visible rflags that are loaded: the arithmetic flags, DF, AC and ID.
-const LOADED_FLAGS: u64 = 0x24_0cd5;
-/// The flags of the host's code: IF and the bit that is always set.
-const HOST_FLAGS: u64 = 0x202;
-/// MXCSR as the ABI has it at the start of a process.
-const HOST_MXCSR: u64 = 0x1f80;
 
 /// The extended-state components that are loaded and saved; 0 before [`prepare`].
 static XSTATE_MASK: AtomicU64 = AtomicU64::new(0);
@@ -230,8 +225,8 @@ pub fn is_available() -> bool {
 }
 
 /// Turns syscall user dispatch on for this thread; a thread, a forked child and a program start
-/// without it. `context` is the thread's. Are the calls of stubs allowed ([`super::call_stubs`])? False
-/// if the kernel refuses.
+/// without it. `context` is the thread's. Are the calls of stubs allowed ([`super::call_stubs`])?
+/// False if the kernel refuses.
 pub fn turn_on(context: &ThreadContext, with_stubs: bool) -> bool {
     let selector = context.dispatch_selector.as_ptr() as u64;
     let allowed = if with_stubs { call_stubs::range() } else { 0..0 };

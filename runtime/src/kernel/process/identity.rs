@@ -34,19 +34,19 @@ struct MemoryMap {
 }
 
 /// Makes the kernel show the guest's name, arguments, environment and auxiliary vector.
-pub(crate) fn assume(name: &CStr, places: &StackLayout) {
+pub(crate) fn assume(name: &CStr, stack: &StackLayout) {
     // SAFETY: PR_SET_NAME copies a NUL-terminated string.
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
     // An error is ignored: the guest runs all the same.
-    let _ = std::fs::read_to_string("/proc/self/stat").and_then(|stat| point_to(&stat, places));
+    let _ = std::fs::read_to_string("/proc/self/stat").and_then(|stat| point_to(&stat, stack));
 }
 
 /// Tells the kernel the guest's addresses. Those that stay are taken from `stat`, the text of
 /// `/proc/self/stat`.
-fn point_to(stat: &str, places: &StackLayout) -> io::Result<()> {
+fn point_to(stat: &str, stack: &StackLayout) -> io::Result<()> {
     const PR_SET_MM: i32 = 35;
     const PR_SET_MM_MAP: u64 = 14;
-    let map = memory_map(stat, places).ok_or(io::ErrorKind::InvalidData)?;
+    let map = memory_map(stat, stack).ok_or(io::ErrorKind::InvalidData)?;
     // SAFETY: the kernel only reads the structure and the vector.
     let result =
         unsafe { libc::prctl(PR_SET_MM, PR_SET_MM_MAP, &raw const map, size_of::<MemoryMap>(), 0) };
@@ -55,7 +55,7 @@ fn point_to(stat: &str, places: &StackLayout) -> io::Result<()> {
 
 /// The addresses that the kernel is to use; `None` if `stat` is not understood. Fields are numbered
 /// as in proc_pid_stat(5).
-fn memory_map(stat: &str, places: &StackLayout) -> Option<MemoryMap> {
+fn memory_map(stat: &str, stack: &StackLayout) -> Option<MemoryMap> {
     const FIRST_BEHIND_NAME: usize = 3;
     // The name may contain spaces and parentheses, so the last parenthesis ends it.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
@@ -69,13 +69,13 @@ fn memory_map(stat: &str, places: &StackLayout) -> Option<MemoryMap> {
         end_data: field(46)?,
         start_brk: field(47)?,
         brk,
-        start_stack: places.stack_pointer,
-        arg_start: places.arguments.start,
-        arg_end: places.arguments.end,
-        env_start: places.environment.start,
-        env_end: places.environment.end,
-        auxv: places.auxiliary.start,
-        auxv_size: u32::try_from(places.auxiliary.end - places.auxiliary.start).ok()?,
+        start_stack: stack.stack_pointer,
+        arg_start: stack.arguments.start,
+        arg_end: stack.arguments.end,
+        env_start: stack.environment.start,
+        env_end: stack.environment.end,
+        auxv: stack.auxiliary.start,
+        auxv_size: u32::try_from(stack.auxiliary.end - stack.auxiliary.start).ok()?,
         exe_fd: u32::MAX,
     })
 }
@@ -92,19 +92,19 @@ mod tests {
             let auxiliary = [6u64, 4096, 0, 0];
             let at = strings.as_ptr() as u64;
             let vector = auxiliary.as_ptr() as u64;
-            let places = StackLayout {
+            let stack = StackLayout {
                 stack_pointer: vector,
                 arguments: at..at + 15,
                 environment: at + 15..at + 19,
                 auxiliary: vector..vector + 32,
             };
             let stat = std::fs::read_to_string("/proc/self/stat").expect("stat");
-            point_to(&stat, &places).expect("a kernel with CONFIG_CHECKPOINT_RESTORE");
+            point_to(&stat, &stack).expect("a kernel with CONFIG_CHECKPOINT_RESTORE");
             assert_eq!(std::fs::read("/proc/self/cmdline").expect("cmdline"), b"prog\0two words\0");
             assert_eq!(std::fs::read("/proc/self/environ").expect("environ"), b"A=1\0");
             let vector = std::fs::read("/proc/self/auxv").expect("auxv");
             assert_eq!(vector[..16], [6u64, 4096].map(u64::to_le_bytes).concat()[..]);
-            assert!(memory_map("no stat", &places).is_none());
+            assert!(memory_map("no stat", &stack).is_none());
             0
         });
         assert_eq!(status, 0);
