@@ -24,6 +24,7 @@
 
 use std::arch::asm;
 use std::cell::Cell;
+use std::sync::OnceLock;
 
 use crate::protection_keys;
 
@@ -287,9 +288,28 @@ pub unsafe fn copy_out_open(addr: u64, bytes: &[u8]) -> usize {
     bytes.len() - unsafe { copy(bytes.as_ptr() as u64, addr, bytes.len()) }
 }
 
-/// Reads code bytes at `addr` into `buf`; returns the length of the readable prefix. Protection
-/// keys do not restrict it, because they do not restrict the processor's instruction fetch.
+/// Puts the guest's own bytes where the host has patched code: see [`hide_patches_by`].
+static HIDE_PATCHES: OnceLock<fn(address: u64, bytes: &mut [u8])> = OnceLock::new();
+
+/// From now on [`fetch_code`] calls `hide` on the bytes that it has read from an address.
+pub fn hide_patches_by(hide: fn(address: u64, bytes: &mut [u8])) {
+    let _ = HIDE_PATCHES.set(hide);
+}
+
+/// Reads code bytes at `addr` into `buf`: the guest's own, where the host has patched code. Returns
+/// the length of the readable prefix.
 pub fn fetch_code(addr: u64, buf: &mut [u8]) -> usize {
+    let len = copy_code(addr, buf);
+    if let Some(hide) = HIDE_PATCHES.get() {
+        hide(addr, &mut buf[..len]);
+    }
+    len
+}
+
+/// Reads code bytes at `addr` into `buf`, as they stand there; returns the length of the readable
+/// prefix. Protection keys do not restrict it, because they do not restrict the processor's
+/// instruction fetch.
+pub fn copy_code(addr: u64, buf: &mut [u8]) -> usize {
     let len = copy_in(addr, buf);
     if len == buf.len() || !last_fault().is_denied_by_key() {
         return len;

@@ -18,7 +18,8 @@
 //!    locks above for that
 //! 6. idle dispatchers ([`crate::dispatch`])
 //! 7. fragments
-//! 8. rewritten system calls, then the footprint: which guest code was read ([`crate::dispatch`])
+//! 8. sites of system calls, then patches ([`crate::changes::patches`]), then the footprint: which
+//!    guest code was read ([`crate::dispatch`])
 //! 9. the list of threads, then the changes that were posted to each thread
 //! 10. the state of pages of guest code ([`crate::changes::CodePages`])
 //!

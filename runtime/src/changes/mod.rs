@@ -15,6 +15,7 @@
 //! | [`pages`] | [`CodePages`]: mappings, guards, announced ranges |
 //! | [`transaction`] | every change as a transaction: announce, quiesce, perform, publish |
 //! | [`host`] | the host's own stores to guest memory |
+//! | [`patches`] | jumps that are written into guest code where it stands |
 //! | [`outputs`] | which memory a system call may write |
 //! | [`listing`] | `/proc/self/maps` without guards |
 //! | [`schedule`] | the steps at which tests switch threads |
@@ -41,6 +42,7 @@ pub mod host;
 mod listing;
 pub mod outputs;
 mod pages;
+pub mod patches;
 pub mod schedule;
 pub mod transaction;
 

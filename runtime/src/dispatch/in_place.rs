@@ -19,6 +19,7 @@
 //! on behind it.
 
 use super::Dispatcher;
+use crate::changes::patches::{self, Trapped};
 use crate::config::{Stage, Tier};
 use crate::interp::{Stop, noncanonical};
 use crate::kernel::entry::call_stubs::SYSCALL;
@@ -125,8 +126,7 @@ impl Dispatcher {
             Left::Fault => {
                 let info = memory::last_fault();
                 let site = context.rip.wrapping_sub(INT3);
-                if info.trapno == BREAKPOINT && self.machine.call_sites.was_rewritten(site) {
-                    // The site is being patched: its first byte is an `int3` for a moment.
+                if info.trapno == BREAKPOINT && patches::trapped(site) == Trapped::Passing {
                     context.rip = site;
                     return Outcome::Continue;
                 }
