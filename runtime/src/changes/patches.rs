@@ -1,0 +1,407 @@
+//! Jumps that are written into guest code where it stands, for code that runs in place.
+//!
+//! ```text
+//!   guest's bytes ──write──► patched ──take_back──► guest's bytes
+//!                               ▲
+//!                  a jump to an instruction inside traps
+//! ```
+//!
+//! A *patch* replaces [`LEN`] bytes at its *site* by a jump. These bytes may belong to several
+//! guest instructions. The *inner boundaries* are the offsets at which all but the first of them
+//! begin; the byte of the jump at each of them is an instruction that traps (`int3`, or an opcode
+//! that is undefined in 64-bit mode), so a guest that jumps there is noticed, whatever its control
+//! flow is. The thread then executes the guest's own instructions elsewhere.
+//!
+//! Other threads may execute the code while it is written: the first byte is an `int3` until the
+//! rest is complete, and all processors are serialised between the steps (Intel SDM vol. 3,
+//! "Handling Self- and Cross-Modifying Code"; manual: membarrier(2)). A thread that comes upon such
+//! an `int3` tries again ([`Trapped::Passing`]).
+//!
+//! The host reads the guest's own bytes, not the patches ([`memory::fetch_code`]).
+//!
+//! Data: [`PATCHES`], one for the process, behind its own lock (number 8 in the order of
+//! `crate::sync`, beside the footprint). Invariant: patches stand only in code that system calls
+//! alone can change. They are written with the exclusive right to change code and taken back before
+//! the code changes (modelled in [`super::model`]).
+//!
+//! Example: `mov eax, 110; syscall` at 0x401000 becomes `jmp 0x2f001000; syscall`.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustc_hash::FxHashSet;
+
+use super::{CodePages, host};
+use crate::host_call::{Call, raw};
+use crate::memory;
+use crate::sync::lock;
+
+/// Bytes of a patch: `jmp rel32`.
+pub const LEN: usize = 5;
+/// The instruction `int3`.
+const INT3: u8 = 0xcc;
+/// Opcodes of one byte that are undefined in 64-bit mode.
+const UNDEFINED: [u8; 11] = [0x06, 0x07, 0x0e, 0x16, 0x17, 0x1e, 0x1f, 0x27, 0x2f, 0x37, 0x3f];
+
+/// What a patch is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Purpose {
+    /// A system call goes to its stub.
+    Call,
+    /// The guest enters a trace.
+    Trace,
+}
+
+/// One patch.
+#[derive(Clone, Copy, Debug)]
+struct Patch {
+    purpose: Purpose,
+    /// The guest's own bytes.
+    own: [u8; LEN],
+    jump: [u8; LEN],
+    /// Bit n: a guest instruction begins at offset n. Bit 0 is clear.
+    inner: u8,
+}
+
+/// All patches.
+#[derive(Debug, Default)]
+struct Patches {
+    /// By their sites.
+    all: BTreeMap<u64, Patch>,
+    /// The addresses where a trapping byte has ever been written.
+    trapping: FxHashSet<u64>,
+}
+
+static PATCHES: Mutex<Patches> = Mutex::new(Patches {
+    all: BTreeMap::new(),
+    trapping: FxHashSet::with_hasher(rustc_hash::FxBuildHasher),
+});
+/// Is there a patch, or has there been one?
+static ANY: AtomicBool = AtomicBool::new(false);
+
+/// What a trap at an address of guest code in place means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trapped {
+    /// It is the guest's own.
+    Guest,
+    /// A patch was just being written or taken back there: the thread tries again.
+    Passing,
+    /// It is an inner boundary of a patch.
+    Inside {
+        /// Where the patch stands.
+        start: u64,
+    },
+}
+
+impl Patch {
+    fn range(site: u64) -> Range<u64> {
+        site..site + LEN as u64
+    }
+
+    fn inner(&self) -> impl Iterator<Item = usize> + use<> {
+        let inner = self.inner;
+        (1..LEN).filter(move |n| inner >> n & 1 != 0)
+    }
+
+    fn outer(&self) -> impl Iterator<Item = usize> + use<> {
+        let inner = self.inner;
+        (1..LEN).filter(move |n| inner >> n & 1 == 0)
+    }
+
+    /// Writes the jump. False if memory cannot be written.
+    fn write(&self, site: u64) -> bool {
+        let byte = |n: usize, byte: u8| host::write_past_protection(site + n as u64, &[byte]);
+        let mut written = byte(0, INT3) && self.inner().all(|n| byte(n, self.jump[n]));
+        serialise();
+        // No thread is inside now: whoever comes there traps.
+        written &= self.outer().all(|n| byte(n, self.jump[n]));
+        serialise();
+        written &= byte(0, self.jump[0]);
+        serialise();
+        written
+    }
+
+    /// Gives the guest its own bytes back. What another writer (the guest, by `/proc/self/mem`) has
+    /// put over the patch stays.
+    fn take_back(&self, site: u64) {
+        let mut there = [0; LEN];
+        if memory::copy_code(site, &mut there) != LEN {
+            return;
+        }
+        let is_ours = |n: usize| there[n] == self.jump[n] || n == 0 && there[n] == INT3;
+        let give_back = |n: usize| {
+            if is_ours(n) {
+                host::write_past_protection(site + n as u64, &[self.own[n]]);
+            }
+        };
+        if is_ours(0) {
+            host::write_past_protection(site, &[INT3]);
+        }
+        serialise();
+        self.outer().for_each(give_back);
+        serialise();
+        self.inner().for_each(give_back);
+        serialise();
+        give_back(0);
+        serialise();
+    }
+}
+
+/// Where a jump at `site` may lead, if instructions begin at the offsets of `inner` (bit n: offset
+/// n): each inner boundary fixes one byte of the displacement. Calls `f` with the fixed bits and
+/// their values, as masks of the 32-bit displacement, for each choice of the trapping bytes, until
+/// it returns something.
+pub fn displacements<R>(inner: u8, mut f: impl FnMut(u32, u32) -> Option<R>) -> Option<R> {
+    let (mut mask, mut value) = (0, 0);
+    for offset in (1..4).filter(|n| inner >> n & 1 != 0) {
+        mask |= 0xff << (8 * (offset - 1));
+        value |= u32::from(INT3) << (8 * (offset - 1));
+    }
+    if inner >> 4 & 1 == 0 {
+        return f(mask, value);
+    }
+    // `int3` as the top byte would lead too far back.
+    UNDEFINED.iter().find_map(|byte| f(mask | 0xff << 24, value | u32::from(*byte) << 24))
+}
+
+/// Writes a jump to `to` at `site`, whose [`LEN`] bytes are `own` with instructions at the offsets
+/// of `inner`. The caller has the exclusive right to change code and has found the bytes to be
+/// constant. False if there is a patch already, if a jump cannot lead there, or if memory cannot be
+/// written.
+pub fn write(site: u64, own: [u8; LEN], inner: u8, to: u64, purpose: Purpose) -> bool {
+    let behind = site.wrapping_add(LEN as u64);
+    let Ok(distance) = i32::try_from(to.wrapping_sub(behind) as i64) else { return false };
+    let mut jump = [0xe9; LEN];
+    jump[1..].copy_from_slice(&distance.to_le_bytes());
+    let patch = Patch { purpose, own, jump, inner };
+    if patch.inner().any(|n| jump[n] != INT3 && !UNDEFINED.contains(&jump[n])) {
+        return false;
+    }
+    let mut patches = lock(&PATCHES);
+    if patches.meets(&Patch::range(site)) {
+        return false;
+    }
+    memory::hide_patches_by(hide);
+    ANY.store(true, Ordering::SeqCst);
+    patches.trapping.extend(std::iter::once(0).chain(patch.inner()).map(|n| site + n as u64));
+    // Host code that reads the site from now on gets the guest's own bytes.
+    patches.all.insert(site, patch);
+    if !patch.write(site) {
+        patch.take_back(site);
+        patches.all.remove(&site);
+        return false;
+    }
+    true
+}
+
+impl Patches {
+    /// The site of a patch with bytes in `range`, the first if there are several.
+    fn first(&self, range: &Range<u64>) -> Option<u64> {
+        let start = range.start.saturating_sub(LEN as u64 - 1);
+        let (site, _) = self.all.range(start..range.end.max(start)).next()?;
+        Some(*site)
+    }
+
+    fn meets(&self, range: &Range<u64>) -> bool {
+        self.first(range).is_some()
+    }
+}
+
+/// Takes the patches with bytes in `range` back: the code is about to change. Returns the sites of
+/// those that were for calls.
+pub fn take_back(range: &Range<u64>) -> Vec<u64> {
+    take_back_if(range, |_| true)
+}
+
+/// Takes the patches with bytes in `range` back that are for this purpose. Returns the sites of
+/// those that were for calls.
+pub fn take_back_all(purpose: Purpose) -> Vec<u64> {
+    take_back_if(&(0..u64::MAX), |patch| patch.purpose == purpose)
+}
+
+fn take_back_if(range: &Range<u64>, wanted: impl Fn(&Patch) -> bool) -> Vec<u64> {
+    if !ANY.load(Ordering::SeqCst) || range.is_empty() {
+        return Vec::new();
+    }
+    let mut patches = lock(&PATCHES);
+    let start = range.start.saturating_sub(LEN as u64 - 1);
+    let found: Vec<(u64, Patch)> = patches
+        .all
+        .range(start..range.end.max(start))
+        .filter(|(_, patch)| wanted(patch))
+        .map(|(site, patch)| (*site, *patch))
+        .collect();
+    for (site, patch) in &found {
+        patch.take_back(*site);
+        patches.all.remove(site);
+    }
+    let of_calls = found.into_iter().filter(|(_, patch)| patch.purpose == Purpose::Call);
+    of_calls.map(|(site, _)| site).collect()
+}
+
+/// A thread that ran guest code in place has trapped at `pc`, by `int3` or by an undefined opcode.
+pub fn trapped(pc: u64) -> Trapped {
+    if !ANY.load(Ordering::SeqCst) {
+        return Trapped::Guest;
+    }
+    let patches = lock(&PATCHES);
+    if let Some(start) = patches.first(&(pc..pc + 1)).filter(|start| *start < pc) {
+        let offset = pc - start;
+        if patches.all[&start].inner >> offset & 1 != 0 {
+            return Trapped::Inside { start };
+        }
+    }
+    let mut byte = [0];
+    let is_over = patches.trapping.contains(&pc)
+        && memory::copy_code(pc, &mut byte) == 1
+        && byte[0] != INT3
+        && !UNDEFINED.contains(&byte[0]);
+    if is_over { Trapped::Passing } else { Trapped::Guest }
+}
+
+/// Does a trace's patch begin at `pc`?
+pub fn leads_to_trace(pc: u64) -> bool {
+    ANY.load(Ordering::Relaxed)
+        && lock(&PATCHES).all.get(&pc).is_some_and(|patch| patch.purpose == Purpose::Trace)
+}
+
+/// Is there a patch with bytes in `range`?
+pub fn are_in(range: &Range<u64>) -> bool {
+    ANY.load(Ordering::Relaxed) && lock(&PATCHES).meets(range)
+}
+
+/// Replaces what is in `bytes`, which were read from `address`, by the guest's own.
+pub fn hide(address: u64, bytes: &mut [u8]) {
+    if !ANY.load(Ordering::Relaxed) {
+        return;
+    }
+    let patches = lock(&PATCHES);
+    let range = address..address.saturating_add(bytes.len() as u64);
+    let start = range.start.saturating_sub(LEN as u64 - 1);
+    for (site, patch) in patches.all.range(start..range.end.max(start)) {
+        for (n, own) in patch.own.iter().enumerate() {
+            let at = site + n as u64;
+            if range.contains(&at) && bytes[(at - address) as usize] == patch.jump[n] {
+                bytes[(at - address) as usize] = *own;
+            }
+        }
+    }
+}
+
+/// Calls `f` with the lock held, for a fork.
+pub fn while_locked(f: impl FnOnce()) {
+    let _patches = lock(&PATCHES);
+    f();
+}
+
+/// The offsets in [`LEN`] bytes at which instructions begin that have these lengths, as bits; none
+/// if the lengths do not cover them.
+pub fn inner_boundaries(lengths: impl IntoIterator<Item = usize>) -> Option<u8> {
+    let (mut at, mut inner) = (0, 0u8);
+    for length in lengths {
+        at += length;
+        if at >= LEN {
+            return Some(inner);
+        }
+        inner |= 1 << at;
+    }
+    None
+}
+
+/// May the bytes of `range`, which the instruction at its start begins, be patched?
+pub fn may_stand(pages: &CodePages, range: &Range<u64>) -> bool {
+    pages.is_constant(range.start, range.clone())
+}
+
+/// Makes all processors that run threads of this process fetch their code anew (manual:
+/// membarrier(2)).
+fn serialise() {
+    const SYNC_CORE: u64 = 1 << 5;
+    const REGISTER_SYNC_CORE: u64 = 1 << 6;
+    let command = |command: u64| {
+        // SAFETY: a barrier has no other effect.
+        unsafe { raw(&Call::new(libc::SYS_membarrier, &[command, 0, 0])) }
+    };
+    if command(SYNC_CORE) == -i64::from(libc::EPERM) {
+        command(REGISTER_SYNC_CORE);
+        command(SYNC_CORE);
+    }
+    // This processor, too.
+    std::arch::x86_64::__cpuid(0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fresh page of code that cannot be written.
+    fn page(code: &[u8]) -> u64 {
+        // SAFETY: a fresh mapping, never unmapped.
+        unsafe {
+            let page = libc::mmap(
+                std::ptr::null_mut(),
+                4096,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_32BIT,
+                -1,
+                0,
+            );
+            assert_ne!(page, libc::MAP_FAILED);
+            page.cast::<u8>().copy_from_nonoverlapping(code.as_ptr(), code.len());
+            assert_eq!(libc::mprotect(page, 4096, libc::PROT_READ | libc::PROT_EXEC), 0);
+            page as u64
+        }
+    }
+
+    fn bytes(at: u64) -> [u8; LEN] {
+        let mut bytes = [0; LEN];
+        assert_eq!(memory::copy_code(at, &mut bytes), LEN);
+        bytes
+    }
+
+    #[test]
+    fn a_patch_is_a_jump_until_it_is_taken_back() {
+        let code = [0x90, 0xb8, 1, 0, 0, 0, 0xc3];
+        let site = page(&code) + 1;
+        let own = bytes(site);
+        assert!(write(site, own, 0, site + 0x1000, Purpose::Trace));
+        assert_eq!(bytes(site), [0xe9, 0xfb, 0x0f, 0, 0]);
+        let mut hidden = [0; 7];
+        memory::copy_code(site - 1, &mut hidden);
+        hide(site - 1, &mut hidden);
+        assert_eq!(hidden, code);
+        assert!(leads_to_trace(site) && !leads_to_trace(site + 1));
+        assert!(!write(site + 3, own, 0, site, Purpose::Call), "there is one already");
+        assert!(are_in(&(site + 4..site + 5)) && !are_in(&(site + 5..site + 9)));
+        assert!(take_back(&(site + 4..site + 5)).is_empty());
+        assert_eq!(bytes(site), own);
+        assert_eq!(trapped(site), Trapped::Passing);
+        assert_eq!(trapped(site + 1), Trapped::Guest);
+    }
+
+    #[test]
+    fn a_patch_over_several_instructions_traps_at_each() {
+        // `inc eax` (2), `nop`, `ret`, `nop`: boundaries at 2, 3 and 4.
+        let site = page(&[0xff, 0xc0, 0x90, 0xc3, 0x90]);
+        let inner = inner_boundaries([2, 1, 1, 1]).expect("covered");
+        assert_eq!(inner, 0b11100);
+        assert_eq!(inner_boundaries([2, 1, 1]), None);
+        let to = displacements(inner, |mask, value| {
+            assert_eq!(mask, 0xffff_ff00);
+            Some(site + 5 + u64::from(value | 0x12))
+        });
+        let to = to.expect("the first choice");
+        let own = bytes(site);
+        assert!(!write(site, own, inner, to + 0x100, Purpose::Trace), "offset 2 would not trap");
+        assert!(write(site, own, inner, to, Purpose::Trace));
+        assert_eq!(bytes(site), [0xe9, 0x12, 0xcc, 0xcc, 0x06]);
+        assert_eq!(trapped(site + 2), Trapped::Inside { start: site });
+        assert_eq!(trapped(site + 1), Trapped::Guest);
+        // What another writer has put there stays.
+        assert!(host::write_past_protection(site + 1, &[0x77]));
+        take_back(&(site..site + 1));
+        assert_eq!(bytes(site), [0xff, 0x77, 0x90, 0xc3, 0x90]);
+    }
+}
