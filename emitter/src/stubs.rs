@@ -16,6 +16,9 @@
 //! redirects it to `abort`. Before the window the check of `pending` is still to come; on the way
 //! out the caller checks.
 //!
+//! (3) Both ways of leaving first let the thread make system calls: guest code that runs in place
+//! may have entered the fragment, and has its calls blocked (`dispatch_selector`).
+//!
 //! **Data.** [`Stubs`], addresses that are the same after a fork.
 //!
 //! **Who calls.** [`crate::EntryPoint::run`], without any lock. A context is only used by its own
@@ -163,6 +166,8 @@ fn enter_stub(code: &mut Asm<u64>, abort: Label) -> Label {
 /// Stores the registers from the field `registers` on, and the flags, which are read on the host's
 /// stack.
 fn leave(code: &mut Asm<u64>, registers: usize, flags: usize) {
+    // Host code may make system calls.
+    code.store_byte(offset::DISPATCH_SELECTOR, 0);
     (0..16).for_each(|r| code.store(r, registers + 8 * usize::from(r)));
     code.load(RSP, offset::HOST_RSP);
     code.pushfq();

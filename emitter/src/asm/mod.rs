@@ -103,6 +103,12 @@ pub(crate) trait Assembler {
         self.put(&[0x65, 0x48, 0xc7, 0x04, 0x25, a, b, c, d, e, f, g, h]);
     }
 
+    /// `mov byte gs:[field], value`
+    fn store_byte(&mut self, field: usize, value: u8) {
+        let [a, b, c, d] = (field as u32).to_le_bytes();
+        self.put(&[0x65, 0xc6, 0x04, 0x25, a, b, c, d, value]);
+    }
+
     /// `mov qword gs:[field], value`, in two halves if the value is not a sign-extended one of 32
     /// bits.
     fn store_word(&mut self, field: usize, value: u64) {

@@ -128,6 +128,7 @@ fn addresses() {
 #[test]
 fn immediates() {
     assert_eq!(text(|a| a.store_constant(0x80, 7)), "mov qword [gs:80h],7");
+    assert_eq!(text(|a| a.store_byte(0x80, 7)), "mov byte [gs:80h],7");
     assert_eq!(text(|a| a.store_word(0x80, 7)), "mov qword [gs:80h],7");
     let halves = "mov dword [gs:80h],0F2345678h; mov dword [gs:84h],7FFFh";
     assert_eq!(text(|a| a.store_word(0x80, 0x7fff_f234_5678)), halves);

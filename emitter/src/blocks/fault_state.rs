@@ -60,7 +60,9 @@ impl Blocks {
         let (pc, len) = (block.pc, block.len);
         let via = Via::from_index(block.via.into()).filter(|_| block.prefix != 0);
         let at = (ctx.fault_rip - self.base) as u32 - block.start;
+        let until = self.displaced_until(pc);
         let translator = &mut self.translator;
+        translator.until = until;
         translator.marking = true;
         let own = self.own.get(&index);
         let translated = match own {

@@ -25,6 +25,7 @@ mod fast_decode;
 mod fault_state;
 mod gs_operands;
 mod head_counters;
+mod in_place;
 mod pages;
 pub(crate) mod places;
 mod removal;
@@ -51,8 +52,10 @@ use dynasour_guest::context::offset;
 use dynasour_guest::decode::{Fetch, Watched};
 use head_counters::Heads;
 pub use head_counters::{Count, Counted, CounterId, HeadCounts};
+use in_place::InPlace;
+pub use in_place::WayOut;
 use pages::Pages;
-use places::{ANYWHERE, BODY, Link, NONE, PLACE, Patched, Place, RETURN, Ways};
+use places::{ANYWHERE, BODY, IN_PLACE, Link, NONE, PLACE, Patched, Place, RETURN, Ways};
 pub use removal::Doomed;
 use removal::{Free, Key};
 use rustc_hash::{FxBuildHasher, FxHashMap};
@@ -61,6 +64,7 @@ use stack_returns::{Landings, Wanted};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use stubs::CopyStubs;
+pub use stubs::IN_PLACE_LEFT;
 pub(crate) use stubs::{FAULT, FIRST_COUNTER, FIRST_LINK, LOADED, STALE};
 use translate::{Leads, Translator};
 use word_jumps::Word;
@@ -190,6 +194,8 @@ pub(crate) struct Blocks {
     generation: u32,
     /// Do blocks name their transfers?
     named: bool,
+    /// What is done instead of copying; none if blocks are copied.
+    in_place: Option<InPlace>,
     pub(crate) figures: CopyFigures,
 }
 
@@ -206,6 +212,7 @@ impl Blocks {
         stubs: &Stubs,
         indirect: &mut Indirect,
         returns: Returns,
+        way_out: Option<WayOut>,
     ) -> Result<Blocks, StubError> {
         let room = (cache.range().end - cache.range().start) as usize / BYTES_PER_BLOCK;
         let mut blocks = Blocks {
@@ -241,6 +248,7 @@ impl Blocks {
             clears: 0,
             generation: 0,
             named: false,
+            in_place: way_out.map(InPlace::new),
             figures: CopyFigures::default(),
         };
         blocks.choose_returns(indirect);
@@ -265,6 +273,7 @@ impl Blocks {
         self.changes.clear();
         self.stale = None;
         self.unlinked.store(0, Ordering::Relaxed);
+        self.in_place.iter_mut().for_each(InPlace::clear);
         self.heads.clear();
         self.choose_returns(indirect);
         self.generation += 1;
@@ -300,9 +309,22 @@ impl Blocks {
 
     /// Places the block that `translator` holds, and links it. The entry is not yet the place's.
     fn emit(&mut self, pc: u64, via: Option<Via>, cache: &mut Cache) -> Result<u64, CacheError> {
+        let (start, index) = self.emit_apart(pc, via, cache)?;
+        let own = self.blocks[index as usize].place;
+        self.places[own as usize].made[0] = index;
+        Ok(start)
+    }
+
+    /// As [`Blocks::emit`], for a block that is not its place's. Returns its index, too.
+    fn emit_apart(
+        &mut self,
+        pc: u64,
+        via: Option<Via>,
+        cache: &mut Cache,
+    ) -> Result<(u64, u32), CacheError> {
         let counted = self.heads.are_counted();
         let t = &mut self.translator.out;
-        let own_stubs = t.exits.iter().filter(|e| matches!(e.leads, Leads::To(_))).count();
+        let own_stubs = t.exits.iter().filter(|e| e.leads.has_stub()).count();
         let constants = own_stubs * STUB;
         let key = Key::of_block(t.bytes.len(), t.exits.len(), constants + 8 * t.constants.len());
         let slot = self.free.slot(key);
@@ -330,7 +352,7 @@ impl Blocks {
             let link = match exit.leads {
                 Leads::Indirect(via) => Link::new(field, via.index() as u32, ANYWHERE),
                 Leads::Return => Link::new(field, RETURN, ANYWHERE),
-                Leads::To(to) => {
+                Leads::To(to) | Leads::InPlace(to) => {
                     let out = (cold - self.base) as u32 + self.cold.len() as u32;
                     let stub = self.stub_bytes(out, FIRST_LINK + number);
                     self.cold.extend_from_slice(&stub);
@@ -339,7 +361,8 @@ impl Blocks {
                         Some(called) if counted => self.found_head(place, called),
                         _ => {}
                     }
-                    Link::new(field, out, place)
+                    let in_place = matches!(exit.leads, Leads::InPlace(_));
+                    Link::new(field, out, place | if in_place { IN_PLACE } else { 0 })
                 }
             };
             self.figures.links +=
@@ -375,7 +398,6 @@ impl Blocks {
             unlinked: AtomicU32::new(0),
         };
         let index = self.put_block(slot, block);
-        self.places[own as usize].made[0] = index;
         for source in &self.translator.out.sources {
             self.blocks[index as usize].node =
                 self.pages.add(index, source, self.blocks[index as usize].node);
@@ -392,7 +414,7 @@ impl Blocks {
             let place = self.place(pc);
             self.places[place as usize].expected.get_or_insert(Via::Memory);
         }
-        Ok(start)
+        Ok((start, index))
     }
 
     /// Writes where a link leads into the translated bytes; its field is at this offset.
@@ -459,7 +481,12 @@ impl Blocks {
         if self.wants_stack(indirect) {
             return Err(CacheError::Full.into());
         }
+        if let Some(way_out) = self.way_out(pc) {
+            let Some(way_out) = way_out else { return Ok(Copied::Instruction) };
+            return self.lead_in_place(pc, way_out, via, want_block, (indirect, cache, fragments));
+        }
         let since = code.moment();
+        self.translator.until = self.displaced_until(pc);
         if !self.translator.translate(pc, code, indirect, via, None)? {
             return Ok(Copied::Instruction);
         }
@@ -539,11 +566,11 @@ impl Blocks {
         self.stubs.load
     }
 
-    /// The guest pc that a link leads to, and whether it leads to the block there, whatever other
-    /// links lead to.
+    /// The guest pc that a link leads to, and whether it leads to the block or the guest's own code
+    /// there, whatever other links lead to.
     pub(crate) fn target_of(&self, link: LinkId) -> Option<(u64, bool)> {
         let place = self.links.get(link.0 as usize)?.place;
-        Some((self.places.get((place & PLACE) as usize)?.pc, place & BODY != 0))
+        Some((self.places.get((place & PLACE) as usize)?.pc, place & (BODY | IN_PLACE) != 0))
     }
 
     /// The guest pc and the host code of each block, counters among them.

@@ -4,8 +4,9 @@
 //! where links to it lead now (to a fragment, to a head's counter, or to the block), and the list
 //! of all links to it, so that they can be led elsewhere at once. A link is a member of exactly one
 //! list, that of its place. A link that leads where `next_pc` says ([`ANYWHERE`]) is in no list.
-//! With [`BODY`] a link leads to the place's block, whatever the place's entry is. With [`FOREIGN`]
-//! it is a fragment's link; the fragment keeps its target, too.
+//! With [`BODY`] a link leads to the place's block, whatever the place's entry is. With [`IN_PLACE`]
+//! it leads to the place's way out ([`super::in_place`]). With [`FOREIGN`] it is a fragment's link;
+//! the fragment keeps its target, too.
 //!
 //! ```text
 //! link of a block ──┐                       ┌──► fragment          (the region's first version)
@@ -43,8 +44,10 @@ pub(crate) const RETURN: u32 = Via::COUNT as u32;
 pub(crate) const BODY: u32 = 1 << 30;
 /// A bit of [`Link::place`]: the link is a fragment's, and the fragment keeps its target, too.
 pub(crate) const FOREIGN: u32 = 1 << 29;
+/// A bit of [`Link::place`]: the link leads to the guest's own code at the place's pc.
+pub(crate) const IN_PLACE: u32 = 1 << 28;
 /// The bits of [`Link::place`] that are the number of the place.
-pub(crate) const PLACE: u32 = FOREIGN - 1;
+pub(crate) const PLACE: u32 = IN_PLACE - 1;
 
 /// A guest pc with the code that stands for it.
 pub(crate) struct Place {
@@ -69,6 +72,8 @@ pub(crate) struct Place {
     pub(crate) made: [u32; 2],
     /// Has it checked entries that belong to no block?
     pub(crate) has_checks: bool,
+    /// The address of its way out, 0 if it has none ([`super::in_place`]).
+    pub(crate) way_out: u32,
 }
 
 /// A patchable jump.
@@ -134,6 +139,7 @@ impl Blocks {
                 is_called: false,
                 made: [NONE; 2],
                 has_checks: false,
+                way_out: 0,
             };
             self.free.put_place(&mut self.places, place)
         })
@@ -161,6 +167,9 @@ impl Blocks {
     /// Where a link to a place leads while its owner is linked.
     pub(crate) fn target(&self, link: &Link) -> u64 {
         let place = &self.places[(link.place & PLACE) as usize];
+        if link.place & IN_PLACE != 0 {
+            return u64::from(place.way_out);
+        }
         match if link.place & BODY != 0 { place.block } else { place.entry } {
             0 => self.out(link),
             entry => self.base + u64::from(entry),

@@ -213,6 +213,7 @@ impl Blocks {
             indirect.returns_mut().forget();
             doomed.rested.extend(rested);
         }
+        self.not_displaced(|displaced| displaced.start < range.end && range.start < displaced.end);
         for index in self.pages.blocks(range) {
             let Block { node, place, pc, .. } = self.blocks[index as usize];
             if self.places[place as usize].made[0] != index {

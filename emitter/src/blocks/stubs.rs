@@ -30,6 +30,9 @@ pub(crate) const FAULT: u32 = 0x7fff_fff1;
 /// The `exit_site` of a block whose guest bytes have changed, with its pc in `next_pc`.
 pub(crate) const STALE: u32 = 0x7fff_fff2;
 
+/// The `exit_site` of guest code that ran in place.
+pub const IN_PLACE_LEFT: u32 = 0x7fff_fff3;
+
 /// The word of `stub_save` that holds the address at which `load` goes on.
 pub(crate) const LOADED: usize = 6;
 

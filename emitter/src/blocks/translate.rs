@@ -62,6 +62,8 @@ pub(super) struct Translator {
     pub most_branches: u32,
     /// Are [`Translation::marks`] wanted?
     pub marking: bool,
+    /// The block ends before the first instruction that does not begin below this pc.
+    pub until: u64,
     /// Fields of short branches to a landing's miss that is still to be emitted.
     pub misses: SmallVec<[usize; 2]>,
     /// Jumps through a word that led to the dynamic linker when they were first seen.
@@ -121,6 +123,7 @@ impl Translator {
             out: Translation::default(),
             most_branches: MAX_BRANCHES,
             marking: false,
+            until: u64::MAX,
             misses: SmallVec::new(),
             unbound: FxHashSet::default(),
             x87_pc: None,
@@ -154,7 +157,7 @@ impl Translator {
     }
 
     /// Clears what was translated before, and emits the entry and the comparison of the bytes.
-    fn begin(
+    pub(super) fn begin(
         &mut self,
         pc: u64,
         indirect: &Indirect,
@@ -223,8 +226,10 @@ impl Translator {
             if self.plain(&mut here, &mut reader) {
                 continue;
             }
-            let rules = Rules { indirect, over_jump: jumps < MAX_JUMPS, compares };
-            let (step, behind) = if self.out.count >= MAX_INSTRUCTIONS {
+            let over_jump = jumps < MAX_JUMPS && self.until == u64::MAX;
+            let rules = Rules { indirect, over_jump, compares };
+            let is_full = self.out.count >= MAX_INSTRUCTIONS || here >= self.until;
+            let (step, behind) = if is_full {
                 (Translated::Refused, here)
             } else if let Some((transfer, len)) =
                 reader.ahead(here).first_chunk().and_then(|c| fast_decode::transfer(c, here))
@@ -288,6 +293,7 @@ impl Translator {
         let room = self.room_before_misses();
         while self.out.count < MAX_INSTRUCTIONS
             && at < room
+            && pc(at) < self.until
             && let Some(code) = window[at..].first_chunk()
             && let Some(instruction) = fast_decode::plain(code)
         {

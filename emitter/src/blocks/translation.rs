@@ -34,10 +34,19 @@ pub(super) struct Mark {
 pub(super) enum Leads {
     /// To this guest pc.
     To(u64),
+    /// To the guest's own code at this pc, in place.
+    InPlace(u64),
     /// To the pc in `next_pc`: the field is that of a tail.
     Indirect(Via),
     /// To the landing of a call: the field is in the instruction that looks the landing up.
     Return,
+}
+
+impl Leads {
+    /// Does the link have a stub of its own, by which it leads out?
+    pub fn has_stub(self) -> bool {
+        matches!(self, Leads::To(_) | Leads::InPlace(_))
+    }
 }
 
 /// The 32-bit field of an exit's jump, which lies within eight aligned bytes if the block is

@@ -36,6 +36,22 @@ impl Emitter {
         blocks.copied(pc, want_block, code, indirect, cache, fragments)
     }
 
+    /// The address to which a patch at `pc` of the guest's code is to jump, so that the guest comes
+    /// to whatever links to `pc` lead to. The patch replaces the instructions up to `end`. None if
+    /// these cannot be copied, or if guest code does not run in place.
+    ///
+    /// # Errors
+    /// [`EmitError::is_full`] asks the caller to [`Emitter::flush_all`].
+    pub fn entrance(
+        &mut self,
+        pc: u64,
+        end: u64,
+        code: &dyn Fetch,
+    ) -> Result<Option<u64>, EmitError> {
+        let Emitter { blocks, indirect, cache, fragments, .. } = self;
+        blocks.entrance((pc, end), code, indirect, cache, fragments)
+    }
+
     /// Where to enter the code that [`Emitter::copy`] gave since the last flush.
     pub fn copy_entry_point(&self, entry: u64) -> EntryPoint {
         EntryPoint {

@@ -30,7 +30,7 @@ pub mod links;
 mod listing;
 mod placing;
 
-use crate::blocks::{self, Blocks, CounterId, LOADED, LinkId};
+use crate::blocks::{self, Blocks, CounterId, LOADED, LinkId, WayOut};
 use crate::cache::{Cache, writer};
 use crate::codegen::Allocator;
 use crate::codegen::mach::SiteKind;
@@ -74,6 +74,8 @@ pub struct Config {
     pub entry_check: Option<EntryCheck>,
     /// Do indirect transfers name themselves? See [`Emitter::name_transfers`].
     pub names_transfers: bool,
+    /// If guest code runs in place, how native code leaves to it. Then no blocks are copied.
+    pub way_out: Option<WayOut>,
 }
 
 impl Default for Config {
@@ -85,6 +87,7 @@ impl Default for Config {
             returns: Returns::Auto,
             entry_check: None,
             names_transfers: false,
+            way_out: None,
         }
     }
 }
@@ -120,6 +123,31 @@ pub enum ExitReason {
     /// The guest's code at `next_pc` has changed since the copied block was made from it; see
     /// [`Emitter::copied_stale`].
     Stale,
+    /// Out of guest code that ran in place; the runtime knows why.
+    InPlace,
+}
+
+impl ExitReason {
+    /// The reason that an `exit_site` stands for.
+    pub fn of(site: u64) -> ExitReason {
+        if site == ABORTED {
+            return ExitReason::Aborted;
+        }
+        const LAST_MISSED: u32 = MISSED + Via::COUNT as u32 - 1;
+        match site as u32 {
+            missed @ MISSED..=LAST_MISSED => ExitReason::Indirect(
+                Via::from_index((missed - MISSED) as usize).unwrap_or(Via::Memory),
+            ),
+            blocks::FAULT => ExitReason::Fault,
+            blocks::STALE => ExitReason::Stale,
+            blocks::IN_PLACE_LEFT => ExitReason::InPlace,
+            counter @ blocks::FIRST_COUNTER.. => {
+                ExitReason::Hot(CounterId(counter - blocks::FIRST_COUNTER))
+            }
+            link @ blocks::FIRST_LINK.. => ExitReason::Block(LinkId(link - blocks::FIRST_LINK)),
+            exit => ExitReason::Exit(ExitId(exit)),
+        }
+    }
 }
 
 /// Where to enter a fragment; good until a flush that does not wait for this thread.
@@ -156,22 +184,7 @@ impl EntryPoint {
             (*ctx).raw_flags &= !TRAP_FLAG;
             site
         };
-        if site == ABORTED {
-            return ExitReason::Aborted;
-        }
-        const LAST_MISSED: u32 = MISSED + Via::COUNT as u32 - 1;
-        match site as u32 {
-            missed @ MISSED..=LAST_MISSED => ExitReason::Indirect(
-                Via::from_index((missed - MISSED) as usize).unwrap_or(Via::Memory),
-            ),
-            blocks::FAULT => ExitReason::Fault,
-            blocks::STALE => ExitReason::Stale,
-            counter @ blocks::FIRST_COUNTER.. => {
-                ExitReason::Hot(CounterId(counter - blocks::FIRST_COUNTER))
-            }
-            link @ blocks::FIRST_LINK.. => ExitReason::Block(LinkId(link - blocks::FIRST_LINK)),
-            exit => ExitReason::Exit(ExitId(exit)),
-        }
+        ExitReason::of(site)
     }
 }
 
@@ -206,7 +219,8 @@ impl Emitter {
         let mut indirect =
             Indirect::new(&mut cache, stubs.leave_canonical, config.rates, entry_check, cpu.bmi2)?;
         indirect.name_transfers(config.names_transfers);
-        let blocks = Blocks::new(&mut cache, &cpu, &stubs, &mut indirect, config.returns)?;
+        let blocks =
+            Blocks::new(&mut cache, &cpu, &stubs, &mut indirect, config.returns, config.way_out)?;
         cache.set_floor();
         let counting = if config.count { Counting::new(&cache.range()) } else { None };
         Ok(Emitter {
