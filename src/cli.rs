@@ -28,8 +28,8 @@ use crate::ir::IrArgs;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use dynasour_runtime::config::{
-    Chaos, Count, EntryCheck, Limit, Placement, Returns, RunConfig, Stage, Tier, parse_pass,
-    parse_trace_pass, placement,
+    Chaos, Count, EntryCheck, Limit, Placement, Returns, RunConfig, Sampling, Stage, Tier,
+    parse_pass, parse_trace_pass, placement,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -57,7 +57,7 @@ impl Cli {
             && let Ok(run) = Run::try_parse_from(std::iter::once(own).chain(options))
         {
             if let Some(option) = run.args.option_without_meaning() {
-                let text = format!("{option} has no meaning with --tier direct");
+                let text = format!("{option} has no meaning with --tier {}", run.args.tier);
                 return Err(Cli::command().error(ErrorKind::ArgumentConflict, text));
             }
             return Ok(Cli { command: Command::Run(run.args) });
@@ -198,10 +198,11 @@ nothing was measured.")]
 pub struct RunArgs {
     /// How guest code is executed: interp (interpreter), dynamo (interpreter first, then native
     /// copies of blocks and traces), copy (native copies of blocks), full (native copies and
-    /// traces), direct (where it stands, without traces)
+    /// traces), direct (where it stands; hot traces are patched into it)
     #[arg(long, default_value_t = Tier::default(), value_name = "TIER")]
     tier: Tier,
-    /// Executions of a trace head before it is compiled [default: 1000 in dynamo, 25000 in full].
+    /// Executions of a trace head before it is compiled [default: 1000 in dynamo, 25000 in full;
+    /// in direct, 200 at samples].
     /// With the default, only traces are kept that promise to be faster than copied blocks. With N
     /// (in full: below 25000) all traces are kept, and dynamo copies no blocks
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -227,6 +228,18 @@ pub struct RunArgs {
     /// numbers)
     #[arg(long, value_name = "1/N[,SEED]")]
     chaos: Option<Chaos>,
+    /// With --tier direct: when a thread is sampled, to find what is hot: hz=N (N times in a second
+    /// of its processor time), or every=N (each Nth time that it comes to the runtime, which does
+    /// not depend on time)
+    #[arg(long, default_value_t = Sampling::default(), value_name = "WHEN")]
+    sample: Sampling,
+    /// With --tier direct: short for --sample hz=N
+    #[arg(long, value_name = "N", conflicts_with = "sample",
+          value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    sample_hz: Option<u32>,
+    /// With --tier direct: make no traces
+    #[arg(long)]
+    no_traces: bool,
     /// Print statistics to stderr at the end of the process (of its last program, if it executes
     /// others). Counting indirect transfers for it takes time, which --stats-json alone does not
     #[arg(long)]
@@ -304,21 +317,16 @@ fn parse_range(text: &str) -> Result<RangeInclusive<u32>, String> {
 }
 
 impl RunArgs {
-    /// An option that the user has given and the tier does not have. `direct` copies blocks only
-    /// where code cannot run in place, and makes no traces.
+    /// An option that the user has given and the tier does not have.
     fn option_without_meaning(&self) -> Option<&'static str> {
-        if self.tier != Tier::Direct {
-            return None;
-        }
+        let is_direct = self.tier == Tier::Direct;
         let given = [
-            (self.threshold.is_some(), "--threshold"),
-            (self.returns != Returns::Auto, "--returns"),
-            (self.entry_check.is_some(), "--entry-check"),
-            (self.policy.name() != placement::DEFAULT.name(), "--policy"),
-            (self.chaos.is_some(), "--chaos"),
-            (self.passes.is_some(), "--passes"),
-            (!self.skip_pass.is_empty(), "--skip-pass"),
-            (self.only_trace.is_some(), "--only-trace"),
+            // `direct` copies no blocks.
+            (is_direct && self.returns != Returns::Auto, "--returns"),
+            (is_direct && self.entry_check.is_some(), "--entry-check"),
+            (!is_direct && self.sample != Sampling::default(), "--sample"),
+            (!is_direct && self.sample_hz.is_some(), "--sample-hz"),
+            (!is_direct && self.no_traces, "--no-traces"),
         ];
         given.into_iter().find(|(is_given, _)| *is_given).map(|(_, option)| option)
     }
@@ -341,6 +349,10 @@ impl RunArgs {
         if let Some(check) = self.entry_check {
             option("--entry-check", check.to_string());
         }
+        let sampling = self.sample_hz.map_or(self.sample, Sampling::Hz);
+        if sampling != Sampling::default() {
+            option("--sample", sampling.to_string());
+        }
         option("--policy", self.policy.name().to_string());
         if let Some(chaos) = self.chaos {
             option("--chaos", chaos.to_string());
@@ -350,6 +362,9 @@ impl RunArgs {
         }
         if !self.skip_pass.is_empty() {
             option("--skip-pass", self.skip_pass.join(","));
+        }
+        if self.no_traces {
+            child_options.push("--no-traces".into());
         }
         // A relative path must not depend on the guest's working directory at its end.
         let stats_json = self.stats_json.map(|path| std::path::absolute(&path).unwrap_or(path));
@@ -391,6 +406,8 @@ impl RunArgs {
             entry_check: self.entry_check,
             placement: self.policy,
             chaos: self.chaos,
+            sampling,
+            traces_in_place: self.tier == Tier::Direct && !self.no_traces,
             log: self.log.into_iter().collect::<BTreeSet<_>>(),
             passes: self.passes,
             skip_passes: self.skip_pass,

@@ -36,7 +36,7 @@ pub enum Tier {
     /// Blocks are copied at their first execution; hot traces are recorded and linked with them.
     #[default]
     Full,
-    /// Guest code runs in place, where it stands. Where it cannot, blocks are copied.
+    /// Guest code runs in place, where it stands; hot traces are patched into it.
     Direct,
 }
 
@@ -46,12 +46,61 @@ pub enum Tier {
 /// high a number delays those that do.
 pub const NATIVE_HEAD_THRESHOLD: u32 = 25_000;
 
+/// Executions of a head in guest code that was sampled before it is recorded (guess): at each
+/// sample [`SAMPLED_EDGES`] edges are looked at, so the head of a short loop is recorded at the
+/// second sample of it. Too low records what is not hot; too high delays traces of long loops.
+pub const SAMPLED_HEAD_THRESHOLD: u32 = 200;
+
+/// Edges between blocks that are executed by the interpreter at each sample of guest code in place
+/// (guess: some microseconds; too few do not find the heads of long loops).
+pub const SAMPLED_EDGES: u32 = 160;
+
+/// How guest code in place is sampled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sampling {
+    /// This many times in a second of a thread's processor time.
+    Hz(u32),
+    /// Each time that the guest has come to the runtime this many times, which does not depend on
+    /// time.
+    Every(u32),
+}
+
+impl Default for Sampling {
+    fn default() -> Sampling {
+        Sampling::Hz(250)
+    }
+}
+
+impl fmt::Display for Sampling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Sampling::Hz(hz) => write!(f, "hz={hz}"),
+            Sampling::Every(n) => write!(f, "every={n}"),
+        }
+    }
+}
+
+impl FromStr for Sampling {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Sampling, String> {
+        const FORM: &str = "expected hz=N (N from 1 to 10000) or every=N (N at least 1)";
+        let (kind, n) = s.split_once('=').ok_or(FORM)?;
+        match (kind, n.parse().map_err(|_| FORM)?) {
+            ("hz", hz @ 1..=10_000) => Ok(Sampling::Hz(hz)),
+            ("every", n @ 1..) => Ok(Sampling::Every(n)),
+            _ => Err(FORM.to_string()),
+        }
+    }
+}
+
 impl Tier {
     /// Executions of a trace head before it is recorded, if the user gives no threshold.
     pub fn head_threshold(self) -> u32 {
         match self {
             Tier::Interp | Tier::Dynamo => HEAD_THRESHOLD,
-            Tier::Copy | Tier::Full | Tier::Direct => NATIVE_HEAD_THRESHOLD,
+            Tier::Copy | Tier::Full => NATIVE_HEAD_THRESHOLD,
+            Tier::Direct => SAMPLED_HEAD_THRESHOLD,
         }
     }
 }
@@ -221,6 +270,10 @@ pub struct RunConfig {
     pub placement: &'static dyn Placement,
     /// Guards that are made to fail at random; `None` forces none.
     pub chaos: Option<Chaos>,
+    /// How guest code in place is sampled.
+    pub sampling: Sampling,
+    /// Are traces made of guest code in place?
+    pub traces_in_place: bool,
     /// Stages whose messages are written to stderr.
     pub log: BTreeSet<Stage>,
     /// The optimiser passes in the order to run them, instead of the default pipeline.
@@ -269,7 +322,12 @@ impl RunConfig {
 
     /// Before a trace is made, is it measured how often the guest follows the recorded path?
     pub fn measures_paths(&self) -> bool {
-        self.tier == Tier::Full && self.threshold() >= NATIVE_HEAD_THRESHOLD && self.chaos.is_none()
+        let is_default = match self.tier {
+            Tier::Full => self.threshold() >= NATIVE_HEAD_THRESHOLD,
+            Tier::Direct => self.threshold.is_none(),
+            Tier::Interp | Tier::Dynamo | Tier::Copy => false,
+        };
+        is_default && self.chaos.is_none()
     }
 
     /// Are blocks of guest code copied and run natively?
@@ -304,6 +362,16 @@ mod tests {
         assert_eq!("1/1".parse(), Ok(Chaos { one_in: 1, seed: 1 }));
         for bad in ["", "7", "1/0", "1/x", "2/3", "1/3,", "1/3,x", "1/-1"] {
             assert!(bad.parse::<Chaos>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sampling_is_parsed_strictly() {
+        assert_eq!("every=7".parse(), Ok(Sampling::Every(7)));
+        assert_eq!("hz=100".parse(), Ok(Sampling::Hz(100)));
+        assert_eq!(Sampling::default().to_string().parse(), Ok(Sampling::default()));
+        for bad in ["", "7", "every", "every=", "every=0", "every=-1", "hz=0", "hz=10001", "at=3"] {
+            assert!(bad.parse::<Sampling>().is_err(), "{bad}");
         }
     }
 

@@ -34,13 +34,16 @@ use dynasour_guest::decode::Fetch;
 use rustc_hash::FxHashMap;
 use std::ops::Range;
 
-/// Returns the address, in the low 4 GiB, of code that goes on with the guest's own code at a pc in
-/// canonical state; none if there is no room. It always returns the same for a pc.
-pub type WayOut = fn(pc: u64) -> Option<u32>;
+/// Makes code in the low 4 GiB that goes on with the guest's own code at `pc` in canonical state, as
+/// the way out of this number (they count up from 0), and returns its address; none if there is no
+/// room.
+pub type WayOut = fn(number: u32, pc: u64) -> Option<u32>;
 
 /// See the module.
 pub(super) struct InPlace {
-    way_out: WayOut,
+    make: WayOut,
+    /// The addresses of the ways out, by their pcs. They stay for good.
+    ways_out: FxHashMap<u64, u32>,
     /// The end of the instructions that a patch has replaced, by the patch's pc.
     displaced: FxHashMap<u64, u64>,
     /// The address of the entrance, by its pc.
@@ -48,8 +51,13 @@ pub(super) struct InPlace {
 }
 
 impl InPlace {
-    pub fn new(way_out: WayOut) -> InPlace {
-        InPlace { way_out, displaced: FxHashMap::default(), entrances: FxHashMap::default() }
+    pub fn new(make: WayOut) -> InPlace {
+        InPlace {
+            make,
+            ways_out: FxHashMap::default(),
+            displaced: FxHashMap::default(),
+            entrances: FxHashMap::default(),
+        }
     }
 
     /// All code is dropped, and no patch is left.
@@ -62,9 +70,22 @@ impl InPlace {
 impl Blocks {
     /// The way out of `pc`, if its block is to lead there instead of being copied. None in the
     /// inner option: there is no room for it.
-    pub(super) fn way_out(&self, pc: u64) -> Option<Option<u32>> {
-        let in_place = self.in_place.as_ref()?;
-        (!in_place.displaced.contains_key(&pc)).then(|| (in_place.way_out)(pc))
+    pub(super) fn way_out(&mut self, pc: u64) -> Option<Option<u32>> {
+        let InPlace { make, ways_out, displaced, .. } = self.in_place.as_mut()?;
+        if displaced.contains_key(&pc) {
+            return None;
+        }
+        let known = ways_out.get(&pc).copied();
+        Some(known.or_else(|| {
+            let made = make(ways_out.len() as u32, pc)?;
+            ways_out.insert(pc, made);
+            Some(made)
+        }))
+    }
+
+    /// From the next [`Blocks::clear`] on blocks are copied.
+    pub(crate) fn stop_in_place(&mut self) {
+        self.in_place = None;
     }
 
     /// Where the copied instructions end that a patch at `pc` has replaced. No limit if there is no

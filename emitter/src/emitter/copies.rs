@@ -36,6 +36,12 @@ impl Emitter {
         blocks.copied(pc, want_block, code, indirect, cache, fragments)
     }
 
+    /// Guest code does not run in place any more: its blocks are copied. The caller has retired
+    /// everything, and all threads are outside.
+    pub fn stop_in_place(&mut self) {
+        self.blocks.stop_in_place();
+    }
+
     /// The address to which a patch at `pc` of the guest's code is to jump, so that the guest comes
     /// to whatever links to `pc` lead to. The patch replaces the instructions up to `end`. None if
     /// these cannot be copied, or if guest code does not run in place.

@@ -9,7 +9,6 @@
 //! has every thread drop what was made from it.
 
 use super::Dispatcher;
-use super::in_place::InPlace;
 use super::select::NO_FRAGMENT;
 use crate::changes::Code;
 use crate::interp::NoPolicy;
@@ -85,7 +84,7 @@ impl Engine for Dispatcher {
             self.selector.leave_heads_uncounted();
         }
         self.peer.attach();
-        self.in_place = InPlace::Off;
+        self.in_place.after_fork_child();
         self.selector.traces.dispatch.clear();
         self.abandon(AbortReason::Flushed);
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);

@@ -2,34 +2,38 @@
 //!
 //! ```text
 //!   run ──► guest code ──► Left ──┬─ Call, Call32 ──► System::syscall
-//!    ▲                            ├─ Fault ─────────► System::raise
-//!    │                            └─ Interrupted ───► System::deliver_pending
+//!    ▲        ▲      │            ├─ Fault ─────────► System::raise, or the guest's own bytes
+//!    │        │      ▼ patch      ├─ Interrupted ───► System::deliver_pending
+//!    │     exit ◄─ trace          └─ Sample ────────► interpret some edges, count heads
 //!    └────────────────────────────────┘
 //! ```
 //!
-//! Data: [`InPlace`], the dispatcher's part. Invariants: a thread that runs in place is *outside*
-//! ([`super::peers`]): nothing was made from the code that it executes, so a change of guest code
-//! need not wait for it, and the processor notices the change. Another thread that needs it outside
-//! guest code sends it a signal ([`super::peers::Peers::await_out_of_place`]).
+//! Data: [`InPlace`], the dispatcher's part. Invariants: a thread that runs guest code in place
+//! counts as *in the cache* ([`super::peers`]), since it may enter a trace at any time; it comes
+//! out when it is called. A change of guest code that no trace was made from need not wait for it:
+//! the processor notices the change.
+//!
+//! What direct execution cannot share (a GS base of the guest's own, addresses that the guest
+//! wants) ends it for the whole process: [`Machine::leave_direct`](super::Machine::leave_direct).
 //!
 //! Used by the thread of the dispatcher only; no lock.
 //!
-//! Example: `true` runs in place from its first instruction. At each of its `syscall`
-//! instructions the kernel raises SIGSYS; [`Dispatcher::run_in_place`] performs the call and runs
-//! on behind it.
+//! Example: `true` runs in place from its first instruction. At each of its `syscall` instructions
+//! the kernel raises SIGSYS; [`Dispatcher::left_in_place`] performs the call, and the next stretch
+//! runs on behind it.
 
 use super::Dispatcher;
 use crate::changes::patches::{self, Trapped};
-use crate::config::{Stage, Tier};
+use crate::config::{Sampling, Stage};
 use crate::interp::{Stop, noncanonical};
 use crate::kernel::entry::call_stubs::SYSCALL;
 use crate::kernel::entry::in_place::{self, Left};
 use crate::kernel::process::{Outcome, System};
 use crate::kernel::signal::GuestFault;
+use crate::kernel::signal::samples::Timer;
 use crate::kernel::{x87_pointer, xstate};
-use crate::memory;
+use crate::memory::{self, FaultInfo};
 use dynasour_guest::ThreadContext;
-use dynasour_guest::context::TRAP_FLAG;
 use dynasour_ir::Trap;
 use dynasour_tracer::Selected;
 
@@ -37,12 +41,13 @@ use dynasour_tracer::Selected;
 const INT_80: u64 = 2;
 /// Bytes of `int3`.
 const INT3: u64 = 1;
-/// The exception number of `int3`.
+/// The exception numbers of `int3` and of an undefined opcode.
 const BREAKPOINT: u64 = 3;
+const UNDEFINED: u64 = 6;
 
 /// Whether a thread runs guest code in place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum InPlace {
+enum Dispatch {
     /// Syscall user dispatch is off: the thread has just begun, or is a fork's child.
     #[default]
     Off,
@@ -50,66 +55,107 @@ pub(super) enum InPlace {
     WithStubs,
     /// It is on, and all calls are blocked.
     Alone,
-    /// The kernel does not have it; the thread runs copied blocks.
+    /// The kernel does not let this thread have it.
     Impossible,
 }
 
-/// Turns syscall user dispatch on.
-fn turned_on(context: &ThreadContext, with_stubs: bool) -> InPlace {
-    match (in_place::turn_on(context, with_stubs), with_stubs) {
-        (false, _) => InPlace::Impossible,
-        (true, true) => InPlace::WithStubs,
-        (true, false) => InPlace::Alone,
+/// What a thread needs to run guest code in place.
+#[derive(Debug, Default)]
+pub(super) struct InPlace {
+    dispatch: Dispatch,
+    /// The timer of its samples.
+    timer: Option<Timer>,
+    /// How often it has come to the runtime since the last sample, if it is sampled by that.
+    visits: u32,
+}
+
+impl InPlace {
+    /// In a forked child: nothing is set up.
+    pub fn after_fork_child(&mut self) {
+        if let Some(timer) = std::mem::take(self).timer {
+            timer.forget();
+        }
+    }
+
+    /// Turns syscall user dispatch on.
+    fn turn_on(&mut self, context: &ThreadContext, with_stubs: bool) {
+        self.dispatch = match (in_place::turn_on(context, with_stubs), with_stubs) {
+            (false, _) => Dispatch::Impossible,
+            (true, true) => Dispatch::WithStubs,
+            (true, false) => Dispatch::Alone,
+        };
     }
 }
 
 impl Dispatcher {
-    /// May the guest code at rip run in place now? Turns syscall user dispatch on if it is off.
-    pub(super) fn may_run_in_place(&mut self, context: &ThreadContext) -> bool {
-        if self.machine.config.tier != Tier::Direct {
-            return false;
+    /// May guest code run in place now? Turns syscall user dispatch on if it is off. The thread is
+    /// outside.
+    pub(super) fn prepare_in_place(&mut self, context: &ThreadContext, system: &System) {
+        if !self.machine.is_direct() {
+            return;
         }
-        if self.in_place == InPlace::Off {
+        let sites = &self.machine.call_sites;
+        sites.close_if_watched(system);
+        if self.in_place.dispatch == Dispatch::Off {
             let layout = xstate::layout();
             let features = layout.xcr0 & !xstate::PKRU;
-            self.in_place = match in_place::prepare(features, layout.size) {
-                true => turned_on(context, !self.machine.call_sites.is_closed()),
-                false => InPlace::Impossible,
+            match in_place::prepare(features, layout.size) {
+                true => self.in_place.turn_on(context, !sites.is_closed()),
+                false => self.in_place.dispatch = Dispatch::Impossible,
+            }
+            self.in_place.timer = match self.machine.config.sampling {
+                Sampling::Hz(hz) if self.machine.config.traces_in_place => {
+                    Timer::start(context, hz)
+                }
+                _ => None,
             };
         }
-        // GS is the host's while guest code runs in place. The trap flag is the interpreter's.
-        self.in_place != InPlace::Impossible
-            && context.gs_base == 0
-            && context.rflags & TRAP_FLAG == 0
+        if self.in_place.dispatch == Dispatch::WithStubs && sites.is_closed() {
+            self.in_place.turn_on(context, false);
+        }
+        // GS is the host's while guest code runs in place.
+        if self.in_place.dispatch == Dispatch::Impossible || context.gs_base != 0 {
+            self.machine.leave_direct(&self.peer);
+            self.forget_fragments();
+        }
+        if let Sampling::Every(n) = self.machine.config.sampling
+            && self.machine.config.traces_in_place
+        {
+            self.in_place.visits += 1;
+            if self.in_place.visits >= n {
+                self.in_place.visits = 0;
+                self.selector.begin_sample();
+            }
+        }
     }
 
-    /// Runs guest code in place until a signal interrupts it, and handles the reason. The thread is
-    /// outside.
-    pub(super) fn run_in_place(
+    /// Why guest code at rip cannot be jumped to: none if it can.
+    pub(super) fn unreachable(context: &ThreadContext) -> Option<Stop<Selected>> {
+        // A signal frame has named this address. The jump there would fault in the host.
+        noncanonical::is_noncanonical(context.rip)
+            .then_some(Stop::Trap { pc: context.rip, trap: Trap::Fetch })
+    }
+
+    /// Guest code in place was left: makes the guest's state exact.
+    pub(super) fn after_in_place(&self, context: &mut ThreadContext) -> Left {
+        let left = in_place::left(context);
+        x87_pointer::loaded(context);
+        left
+    }
+
+    /// Handles the reason why guest code in place was left. The thread is outside.
+    pub(super) fn left_in_place(
         &mut self,
         context: &mut ThreadContext,
         system: &mut System,
+        left: Left,
     ) -> Outcome {
-        self.machine.call_sites.close_if_watched(system);
-        if noncanonical::is_noncanonical(context.rip) {
-            // A signal frame has named this address. The jump there would fault in the host.
-            let stop = Stop::Trap { pc: context.rip, trap: Trap::Fetch };
-            return self.handle_stop::<Selected>(context, system, stop);
-        }
-        self.peer.enter_in_place();
-        if self.in_place == InPlace::WithStubs && self.machine.call_sites.is_closed() {
-            self.peer.leave_in_place();
-            self.in_place = turned_on(context, false);
-            return Outcome::Continue;
-        }
-        // SAFETY: the context is this thread's, GS points to it, and dispatch is on.
-        let left = unsafe { in_place::run(context) };
-        self.peer.leave_in_place();
-        if left != Left::Aborted {
-            x87_pointer::loaded(context);
-        }
         match left {
-            Left::Aborted | Left::Interrupted => system.deliver_pending(context),
+            Left::Interrupted => system.deliver_pending(context),
+            Left::Sample => {
+                self.selector.begin_sample();
+                Outcome::Continue
+            }
             Left::Call => {
                 // The call may be logged, which only the runtime does.
                 if !self.machine.config.log.contains(&Stage::Syscall) {
@@ -123,19 +169,61 @@ impl Dispatcher {
                 let pc = context.rip - INT_80;
                 self.handle_stop(context, system, Stop::<Selected>::Special { pc })
             }
-            Left::Fault => {
-                let info = memory::last_fault();
-                let site = context.rip.wrapping_sub(INT3);
-                if info.trapno == BREAKPOINT && patches::trapped(site) == Trapped::Passing {
-                    context.rip = site;
-                    return Outcome::Continue;
-                }
-                if self.opened_by_fault(&info) {
-                    return Outcome::Continue;
-                }
-                let fault = GuestFault::at(context.rip, &info);
-                system.raise(context, fault)
+            Left::Fault => self.faulted_in_place(context, system),
+        }
+    }
+
+    /// An instruction of the guest's in place has faulted or trapped.
+    fn faulted_in_place(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
+        let info = memory::last_fault();
+        match Self::trapped_by_patch(context, &info) {
+            Some((site, Trapped::Passing)) => {
+                context.rip = site;
+                return Outcome::Continue;
+            }
+            Some((site, Trapped::Inside { start })) => {
+                context.rip = site;
+                return self.interpret_patch(context, system, start);
+            }
+            _ => {}
+        }
+        if self.opened_by_fault(&info) {
+            return Outcome::Continue;
+        }
+        let fault = GuestFault::at(context.rip, &info);
+        system.raise(context, fault)
+    }
+
+    /// The pc at which the guest has trapped, and why, if the trap may be that of a patch.
+    fn trapped_by_patch(context: &ThreadContext, info: &FaultInfo) -> Option<(u64, Trapped)> {
+        let site = match info.trapno {
+            BREAKPOINT => context.rip.wrapping_sub(INT3),
+            UNDEFINED => context.rip,
+            _ => return None,
+        };
+        Some((site, patches::trapped(site)))
+    }
+
+    /// The guest is inside the patch at `start`: executes its own instructions, up to the end of
+    /// the patch.
+    fn interpret_patch(
+        &mut self,
+        context: &mut ThreadContext,
+        system: &mut System,
+        start: u64,
+    ) -> Outcome {
+        let patch = start..start + patches::LEN as u64;
+        while patch.contains(&context.rip) {
+            if !self.peer.enter(context) {
+                self.forget_posted();
+                return Outcome::Continue;
+            }
+            let stop = self.interp.run_one(context);
+            self.peer.leave();
+            if let Some(stop) = stop {
+                return self.handle_stop(context, system, stop);
             }
         }
+        Outcome::Continue
     }
 }

@@ -24,7 +24,7 @@ use dynasour_ir::Trap;
 use super::{Dispatcher, Machine, Stop};
 use crate::changes::scheduler::{Scheduler, explore, when_performing};
 use crate::changes::{Code, CodePages};
-use crate::config::{RunConfig, Tier};
+use crate::config::{RunConfig, Sampling, Tier};
 use crate::interp;
 use crate::kernel::process::{Config, Inherited, Outcome, System};
 use crate::kernel::signal::{self, FaultHooks};
@@ -308,6 +308,8 @@ fn config(tier: Tier) -> RunConfig {
         entry_check: None,
         placement: crate::config::placement::DEFAULT,
         chaos: None,
+        sampling: Sampling::default(),
+        traces_in_place: false,
         log: Default::default(),
         passes: None,
         skip_passes: Vec::new(),

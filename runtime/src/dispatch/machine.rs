@@ -25,6 +25,7 @@ use super::fragments::{FragmentError, Fragments, Touched};
 use super::peers::{Peer, Peers};
 use super::{Dispatcher, IdleDispatcher};
 use crate::changes::CodePages;
+use crate::changes::patches::{self, Purpose};
 use crate::config::{RunConfig, Stage, Tier};
 use crate::kernel::entry::call_stubs;
 use crate::kernel::process::Moved;
@@ -36,7 +37,7 @@ use dynasour_emitter::Diversion;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::space::PAGE;
 use std::ops::Range;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The machine, for signal handlers; null before [`Machine::new`].
@@ -62,6 +63,10 @@ pub struct Machine {
     fragments: Option<Mutex<Fragments>>,
     /// The addresses of the code cache, [`packed`], for handlers that may not take a lock.
     cache: AtomicU64,
+    /// Does guest code run in place?
+    direct: AtomicBool,
+    /// Has a trace ever been made?
+    traced: AtomicBool,
 }
 
 impl Machine {
@@ -90,7 +95,12 @@ impl Machine {
             idle: Mutex::new(Vec::new()),
             cache: AtomicU64::new(fragments.as_ref().map_or(0, |f| packed(&f.cache()))),
             fragments: fragments.map(Mutex::new),
+            direct: AtomicBool::new(config.tier == Tier::Direct),
+            traced: AtomicBool::new(false),
         }));
+        if machine.is_direct() {
+            machine.peers.set_in_place();
+        }
         MACHINE.store(machine, Ordering::Release);
         Ok(machine)
     }
@@ -156,13 +166,52 @@ impl Machine {
         })
     }
 
+    /// Does guest code run in place?
+    pub fn is_direct(&self) -> bool {
+        self.direct.load(Ordering::Relaxed)
+    }
+
+    /// A trace was made.
+    pub fn set_traced(&self) {
+        self.traced.store(true, Ordering::SeqCst);
+    }
+
+    /// Has a trace ever been made?
+    pub fn is_traced(&self) -> bool {
+        self.traced.load(Ordering::Relaxed)
+    }
+
+    /// From now on guest code does not run in place, but in the copied blocks and traces of the tier
+    /// `full`. The caller is outside and holds no lock.
+    pub fn leave_direct(&self, own: &Peer) {
+        if !self.direct.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        self.call_sites.close();
+        // As in `drop_all`.
+        while self.fragments().is_some_and(|mut f| !f.retire()) {
+            std::thread::yield_now();
+        }
+        self.await_out_of_retired(own);
+        if let Some(mut fragments) = self.fragments() {
+            fragments.stop_in_place();
+        }
+    }
+
+    /// Everything was retired: makes nothing lead there, and waits until every other thread has been
+    /// outside.
+    fn await_out_of_retired(&self, own: &Peer) {
+        patches::take_back_all(Purpose::Trace);
+        self.peers.await_out_of_cache(own);
+    }
+
     /// Drops all native code. The caller is outside and holds no lock. If another thread is doing
     /// that already, this returns at once.
     pub fn flush(&self, own: &Peer) {
         // One flush is enough: no fragment is made between its beginning and its end, so what this
         // caller wants dropped is dropped by the other thread's flush, too.
         if self.fragments().is_some_and(|mut f| f.retire()) {
-            self.peers.await_out_of_cache(own);
+            self.await_out_of_retired(own);
             if let Some(mut fragments) = self.fragments() {
                 fragments.clear();
             }
@@ -181,7 +230,7 @@ impl Machine {
         let Some(touched) = touched else { return };
         match touched {
             // No thread enters native code before `finish`.
-            Touched::All => self.peers.await_out_of_cache(own),
+            Touched::All => self.await_out_of_retired(own),
             // Even if another thread is dropping everything, a third one may still be executing
             // code that was made from the range.
             Touched::Some(_) | Touched::AlreadyRetired if self.peers.call_out(own).is_ok() => {}
@@ -200,7 +249,7 @@ impl Machine {
             // The other thread waits only for threads to leave the cache, which is soon.
             std::thread::yield_now();
         }
-        self.peers.await_out_of_cache(own);
+        self.await_out_of_retired(own);
         if let Some(mut fragments) = self.fragments() {
             fragments.clear();
         }
@@ -214,6 +263,7 @@ impl Machine {
         if !self.fragments()?.can_move_out_of(range) {
             return None;
         }
+        self.leave_direct(own);
         // As in `drop_all`.
         while !self.fragments()?.retire() {
             std::thread::yield_now();
@@ -233,8 +283,7 @@ impl Machine {
         if stubs.start >= range.end || range.start >= stubs.end {
             return None;
         }
-        self.call_sites.close();
-        self.peers.await_out_of_place(own);
+        self.leave_direct(own);
         call_stubs::unmap();
         Some(stubs)
     }
@@ -255,6 +304,8 @@ impl Machine {
         self.peers.keep_only(idle.iter().map(IdleDispatcher::peer).chain([own]));
         drop(idle);
         self.pages.after_fork_child();
+        // They lead to code of which the child has no copy.
+        patches::take_back_all(Purpose::Trace);
         self.fragments().map_or(Ok(()), |mut f| f.reset_after_fork())
     }
 

@@ -13,7 +13,8 @@
 //! | file | |
 //! | --- | --- |
 //! | [`stretch`] | the loop that executes guest code, interpreted or native |
-//! | [`in_place`], [`call_sites`] | guest code that runs where it stands, and its hot system calls |
+//! | [`in_place`] | guest code that runs where it stands |
+//! | [`call_sites`], [`entrances`] | what is patched into it: hot system calls, entries of traces |
 //! | [`interpreter_stops`] | what the runtime does when the interpreter stops |
 //! | [`select`] | what happens at each edge between interpreted blocks |
 //! | [`traces`] | recording and compiling traces |
@@ -39,6 +40,7 @@
 
 mod call_sites;
 mod engine;
+mod entrances;
 mod footprint;
 mod fragments;
 mod idle_dispatchers;
@@ -90,7 +92,7 @@ pub struct Dispatcher {
     allocator: Allocator,
     /// How the guest came to the pc at which native code is to be entered next.
     arrival: Arrival,
-    /// Does the thread run guest code in place?
+    /// What the thread needs to run guest code in place.
     in_place: InPlace,
 }
 
@@ -138,7 +140,7 @@ impl Dispatcher {
     pub fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> Ending {
         let _attention = profile::attend(&self.peer.clock);
         self.peer.attach();
-        self.in_place = InPlace::Off;
+        self.in_place = InPlace::default();
         if self.copies_blocks() {
             self.peer.sample();
         }
@@ -148,9 +150,8 @@ impl Dispatcher {
             if system.process.threads().is_stopping() {
                 system.process.threads().stand_still(|| ());
             }
-            let outcome = if self.may_run_in_place(context) {
-                self.run_in_place(context, system)
-            } else if !self.peer.enter(context) {
+            self.prepare_in_place(context, system);
+            let outcome = if !self.peer.enter(context) {
                 self.forget_posted();
                 Outcome::Continue
             } else if context.rflags & TRAP_FLAG != 0 {
@@ -160,6 +161,7 @@ impl Dispatcher {
             };
             if let Some(ended) = self.ending(outcome, system) {
                 self.abandon(AbortReason::Signal);
+                self.in_place = InPlace::default();
                 return ended;
             }
             self.drop_written();

@@ -2,7 +2,8 @@
 //! others drop code.
 //!
 //! A thread is in one of three states. It is *interpreting*. It is *in the cache* while it runs
-//! native code, or has just left native code and still needs the record of the exit. It is
+//! native code or guest code in place, or has just left native code and still needs the record of
+//! the exit. It is
 //! *outside* while it performs system calls and compiles.
 //!
 //! **Handshake.** A thread that takes something away (the *poster*) first makes it unreachable.
@@ -90,8 +91,6 @@ pub struct Peer {
     /// The number of threads that are about to call this one, in units of [`CALLING`], and the bit
     /// [`CALLED`].
     calls: AtomicU32,
-    /// Does it run guest code in place, or is it about to?
-    in_place: AtomicBool,
     /// The number of the guest's system calls that it has made.
     pub syscalls: AtomicU64,
     /// The number of blocks that it has interpreted, at the last `Dispatcher::publish_counts`.
@@ -201,6 +200,13 @@ impl Peer {
         self.moves.store(self.moved(ThreadState::Cache), Ordering::Release);
     }
 
+    /// The thread is about to run guest code in place, which may lead it into native code. What it
+    /// reads afterwards is not older than what another thread has written that does not wait for it.
+    pub fn enter_in_place(&self) {
+        debug_assert_eq!(self.state(), ThreadState::Interpreting);
+        self.moves.store(self.moved(ThreadState::Cache), Ordering::SeqCst);
+    }
+
     /// The thread executes no guest code from now on: it is outside.
     pub fn leave(&self) {
         debug_assert_ne!(self.state(), ThreadState::Outside);
@@ -209,17 +215,6 @@ impl Peer {
         if ThreadState::of(before) == ThreadState::Cache {
             self.accept_calls();
         }
-    }
-
-    /// The thread, which is outside, is about to run guest code in place. What it reads afterwards
-    /// is not older than what another thread has written that does not wait for it.
-    pub fn enter_in_place(&self) {
-        self.in_place.store(true, Ordering::SeqCst);
-    }
-
-    /// The thread has left guest code in place.
-    pub fn leave_in_place(&self) {
-        self.in_place.store(false, Ordering::SeqCst);
     }
 
     /// A vfork child that used this while its parent slept is gone. It may have ended in any state;
@@ -277,6 +272,8 @@ impl Peer {
 #[derive(Default)]
 pub struct Peers {
     all: Mutex<Vec<Arc<Peer>>>,
+    /// May threads run guest code in place?
+    in_place: AtomicBool,
 }
 
 impl Peers {
@@ -293,7 +290,13 @@ impl Peers {
     /// Waits until every thread but `own` that was in the cache has left it. The caller has made
     /// all native code lead to the runtime, so this happens soon.
     pub fn await_out_of_cache(&self, own: &Peer) {
-        wait(&self.others(own), ThreadState::Cache);
+        if !self.in_place.load(Ordering::Relaxed) {
+            return wait(&self.others(own), ThreadState::Cache);
+        }
+        let mut backoff = Backoff::default();
+        while self.call_out(own).is_err() {
+            backoff.wait();
+        }
     }
 
     /// Makes every thread but `own` leave the cache, if it is there, by a signal, and waits until
@@ -313,20 +316,10 @@ impl Peers {
         Ok(())
     }
 
-    /// Makes every thread but `own` leave guest code in place and stubs of system calls, and waits
-    /// until it has. A system call that it makes by a stub is interrupted.
-    pub fn await_out_of_place(&self, own: &Peer) {
-        for peer in self.others(own) {
-            let mut backoff = Backoff::default();
-            let call = || {
-                // A thread that has ended cannot be called.
-                let (pid, tid) = (&peer.pid, &peer.tid);
-                signal::call_out(pid.load(Ordering::SeqCst), tid.load(Ordering::SeqCst))
-            };
-            while peer.in_place.load(Ordering::SeqCst) && call() {
-                backoff.wait();
-            }
-        }
+    /// From now on threads may run guest code in place. They count as in the cache, and do not
+    /// leave it unless they are called.
+    pub fn set_in_place(&self) {
+        self.in_place.store(true, Ordering::SeqCst);
     }
 
     /// The registers of the thread with this kernel id; none if there is no such thread, if it has

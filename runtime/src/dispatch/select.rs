@@ -14,7 +14,7 @@
 //! [`NO_FRAGMENT`]: the head is counted. When it is hot, `edge` returns [`Selected::Hot`], and the
 //! interpreter stops before the block.
 
-use crate::config::RunConfig;
+use crate::config::{RunConfig, SAMPLED_EDGES};
 use crate::interp::{BlockEntry, EdgeKind, Policy, Watch};
 use crate::memory;
 use dynasour_guest::ThreadContext;
@@ -57,6 +57,8 @@ pub struct Selector {
     copies_blocks: bool,
     /// A block is interpreted until it is warm (see [`is_warm`]), and copied then.
     interprets_first: bool,
+    /// The number of edges that are still looked at for the sample under way; 0 if there is none.
+    sampled: u32,
 }
 
 impl Selector {
@@ -70,9 +72,49 @@ impl Selector {
             traces: TraceSelector::new(policy, weighs),
             copies_blocks: config.copies_blocks(),
             interprets_first: config.interprets_first(),
+            sampled: 0,
             uncounted: 0,
             untraced,
         }
+    }
+
+    /// The thread was sampled in guest code in place: the heads that it passes next are counted.
+    pub fn begin_sample(&mut self) {
+        self.sampled = SAMPLED_EDGES;
+    }
+
+    /// Are the heads counted that the thread passes, because it was sampled in guest code in place?
+    pub fn is_sampling(&self) -> bool {
+        self.sampled > 0
+    }
+
+    /// The sample is over.
+    pub fn end_sample(&mut self) {
+        self.sampled = 0;
+    }
+
+    /// For a sample: counts the head `to`, and ends when enough edges were looked at or when a
+    /// fragment starts at `to`.
+    fn sample(
+        &mut self,
+        context: &ThreadContext,
+        from: u64,
+        to: &BlockEntry,
+        kind: EdgeKind,
+    ) -> Option<Selected> {
+        self.sampled -= 1;
+        if to.user > COPIED_BLOCK {
+            self.sampled = 0;
+        }
+        if self.sampled == 0 {
+            return Some(Selected::Native);
+        }
+        let head = if kind == EdgeKind::Call { HeadKind::Function } else { HeadKind::Other };
+        if let Some(stable) = self.traces.take_again(to.pc) {
+            self.traces.start(to.lifted(), head, stable);
+            return None;
+        }
+        if is_head(kind, from, to.pc) { self.count(context, to, head) } else { None }
     }
 
     /// May traces be made of this block?
@@ -183,6 +225,9 @@ impl Policy for Selector {
         if to.user >= DISPATCH_FRAGMENT && self.traces.dispatch.wants_now(to.pc) {
             self.traces.start(to.lifted(), HeadKind::Other, Vec::new());
             return None;
+        }
+        if self.sampled > 0 {
+            return self.sample(context, from, to, kind);
         }
         if self.copies_blocks {
             let native = !to.is_checked()

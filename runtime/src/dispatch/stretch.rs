@@ -22,6 +22,7 @@
 //! | `full` | a fragment, a head's counter, or a block |
 //! | `dynamo` | the same, but a block is copied when the guest has come to it a few times |
 //! | `dynamo` in a study | a fragment or nothing |
+//! | `direct` | a fragment, or the guest's own code, which runs in place |
 //!
 //! During a recording, all tiers interpret. An instruction that cannot be copied is interpreted by
 //! itself. Code that changes often, on pages whose changes cannot be noticed, is interpreted too,
@@ -43,7 +44,9 @@ use super::fragments::{
 };
 use super::select::{COPIED_BLOCK, NO_FRAGMENT, is_warm};
 use super::traces::FROM_OUTSIDE;
+use crate::changes::patches;
 use crate::interp::{NoPolicy, Stop, noncanonical};
+use crate::kernel::entry::in_place::{self, Left};
 use crate::kernel::process;
 use crate::kernel::process::{Outcome, System};
 use crate::kernel::signal;
@@ -65,6 +68,8 @@ enum Execution {
     Instruction,
     /// By the interpreter, until the selector stops it.
     Interpret,
+    /// Where it stands, by the processor.
+    InPlace,
     /// Not at all: the stretch ends for this reason.
     Ended(Ended),
 }
@@ -81,6 +86,8 @@ enum Ended {
     Stub(Box<StubWork>),
     /// The code cache is full.
     Full,
+    /// Guest code in place was left.
+    InPlace(Left),
     /// The thread is outside already, and other threads have posted ranges to it.
     Outside,
 }
@@ -88,9 +95,12 @@ enum Ended {
 impl Dispatcher {
     /// Executes one stretch of guest code, leaves guest code, and handles the stretch's end.
     pub(super) fn stretch(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
-        let outcome = match self.stretch_to_stop(context) {
-            Some(stop) => self.handle_stop(context, system, stop),
-            None => Outcome::Continue,
+        let outcome = match self.run_and_leave(context) {
+            Ended::InPlace(left) => self.left_in_place(context, system, left),
+            ended => match self.handle_end(context, ended) {
+                Some(stop) => self.handle_stop(context, system, stop),
+                None => Outcome::Continue,
+            },
         };
         if !self.selector.traces.is_recording() {
             self.effort.end();
@@ -99,16 +109,23 @@ impl Dispatcher {
     }
 
     /// Executes one stretch of guest code and leaves guest code. Returns why it stopped, if the
-    /// runtime has to handle that; none if the guest continues.
+    /// runtime has to handle that; none if the guest continues. Guest code does not run in place.
+    #[cfg(test)]
     pub(super) fn stretch_to_stop(
         &mut self,
         context: &mut ThreadContext,
     ) -> Option<Stop<Selected>> {
+        let ended = self.run_and_leave(context);
+        self.handle_end(context, ended)
+    }
+
+    /// Executes one stretch of guest code and leaves guest code.
+    fn run_and_leave(&mut self, context: &mut ThreadContext) -> Ended {
         let ended = self.run_stretch(context);
         if !matches!(ended, Ended::Outside) {
             self.peer.leave();
         }
-        self.handle_end(context, ended)
+        ended
     }
 
     /// Executes guest code until something has to be handled outside.
@@ -124,7 +141,14 @@ impl Dispatcher {
                     // SAFETY: `context` is this thread's, and GS points to it; the code is not
                     // dropped while this thread is in the cache.
                     let left = during(Phase::Native, || unsafe { point.run(context) });
-                    self.after_native(entry, left, context, &*code)
+                    self.after_native(Some(entry), left, context, &*code)
+                }
+                Execution::InPlace => {
+                    self.peer.enter_in_place();
+                    // SAFETY: the context is this thread's, GS points to it, and dispatch is on.
+                    // What patches lead to is not dropped while this thread is in the cache.
+                    let left = during(Phase::Native, || unsafe { in_place::run(context) });
+                    self.after_native(None, left, context, &*code)
                 }
                 Execution::Instruction => self.interpret_one(context),
                 Execution::Interpret => match self.interpret(context) {
@@ -142,8 +166,11 @@ impl Dispatcher {
     /// How to execute the guest code at rip; makes native code if need be.
     fn next_execution(&mut self, context: &ThreadContext, code: &dyn Fetch) -> Execution {
         let machine = self.machine;
-        if self.selector.traces.is_recording() {
+        if self.selector.traces.is_recording() || self.selector.is_sampling() {
             return Execution::Interpret;
+        }
+        if machine.is_direct() && !machine.is_traced() {
+            return Self::in_place(context);
         }
         let Some(mut fragments) = machine.fragments() else { return Execution::Interpret };
         fragments.end_pauses();
@@ -161,6 +188,9 @@ impl Dispatcher {
                 Execution::Native(entry)
             }
             Ok(FoundCode::Instruction) => Execution::Instruction,
+            // The patch at rip leads to a trace, which may not be entered now.
+            Ok(FoundCode::InPlace) if patches::leads_to_trace(pc) => Execution::Instruction,
+            Ok(FoundCode::InPlace) => Self::in_place(context),
             Ok(FoundCode::Nothing) => {
                 drop(fragments);
                 self.nothing_native(context, arrival)
@@ -168,6 +198,14 @@ impl Dispatcher {
             Err(error) if error.is_full() => Execution::Ended(Ended::Full),
             // An instruction that cannot be copied is interpreted.
             Err(_) => Execution::Instruction,
+        }
+    }
+
+    /// Guest code at rip is executed in place, if it can be jumped to.
+    fn in_place(context: &ThreadContext) -> Execution {
+        match Self::unreachable(context) {
+            Some(stop) => Execution::Ended(Ended::Stopped(stop)),
+            None => Execution::InPlace,
         }
     }
 
@@ -222,13 +260,20 @@ impl Dispatcher {
     /// if it continues.
     fn after_native(
         &mut self,
-        entry: NativeEntry,
+        entry: Option<NativeEntry>,
         left: ExitReason,
         context: &mut ThreadContext,
         code: &dyn Fetch,
     ) -> Option<Ended> {
+        if left == ExitReason::InPlace && entry.is_none() && !self.machine.is_traced() {
+            return Some(Ended::InPlace(self.after_in_place(context)));
+        }
         let mut fragments = self.machine.fragments()?;
         fragments.leave_native(entry, context);
+        if left == ExitReason::InPlace {
+            drop(fragments);
+            return Some(Ended::InPlace(self.after_in_place(context)));
+        }
         let after = match fragments.after_native(left, context, &self.selector.traces.policy) {
             Ok(after) => after,
             Err(error) => broken(&format!("leaving native code: {error}")),
@@ -285,7 +330,8 @@ impl Dispatcher {
                 self.overflowed();
                 return None;
             }
-            Ended::Outside => return None,
+            // The caller has handled it.
+            Ended::InPlace(_) | Ended::Outside => return None,
         };
         match stop {
             Stop::Policy(selected) => {

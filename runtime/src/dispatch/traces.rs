@@ -62,10 +62,16 @@ impl Dispatcher {
                 if let Some(mut fragments) = self.machine.fragments() {
                     fragments.stats.recorded(end);
                 }
+                let is_side_trace = self.side_request.is_some();
                 match self.compile(&path) {
                     Ok(()) => {
                         self.effort.note_result(true);
+                        self.selector.end_sample();
+                        self.machine.set_traced();
                         self.mark(path.head);
+                        if !is_side_trace {
+                            self.patch_head(path.head);
+                        }
                     }
                     Err(failure) => {
                         if path.guest.is_some() {

@@ -51,6 +51,8 @@ pub struct Stats {
     pub stubs: u64,
     /// Direct links made between fragments.
     pub links: u64,
+    /// Patches in guest code that lead to traces.
+    pub patches: u64,
     /// Number of times that the runtime entered a fragment directly. A fragment that is entered by
     /// a link or through a copied block is not counted.
     pub fragment_entries: u64,

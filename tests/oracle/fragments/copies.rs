@@ -129,7 +129,11 @@ fn compare(
                 tally.faults += 1;
                 break;
             }
-            ExitReason::Exit(_) | ExitReason::Hot(_) | ExitReason::Stale | ExitReason::Aborted => {
+            ExitReason::Exit(_)
+            | ExitReason::Hot(_)
+            | ExitReason::Stale
+            | ExitReason::InPlace
+            | ExitReason::Aborted => {
                 return Err(format!("left by {left:?}"));
             }
         }

@@ -42,6 +42,7 @@
 //! without the runtime.
 
 mod chaos;
+mod entrances;
 mod head_counting;
 mod install;
 mod links;
@@ -53,7 +54,8 @@ mod transitions;
 
 use crate::changes::CodePages;
 use crate::changes::host;
-use crate::config::{RunConfig, Stage};
+use crate::config::{RunConfig, Stage, Tier};
+use crate::kernel::entry::ways_out;
 use crate::observe::stats::Stats;
 use chaos::Forcing;
 use dynasour_emitter::blocks::{BlockId, HeadCounts};
@@ -142,6 +144,9 @@ pub struct Fragments {
     chaos: Option<Forcing>,
     /// Are guest blocks copied? Otherwise all code without a fragment is interpreted.
     copies: bool,
+    /// Does guest code run in place? Then [`Fragments::copies`] is true, and native code leads to
+    /// it as it would to blocks.
+    in_place: bool,
     /// Are traces refused that cost more than they save?
     weighs: bool,
     /// Traces built so far, for naming and `--only-trace`.
@@ -180,6 +185,7 @@ impl Fragments {
             returns,
             entry_check,
             names_transfers: false,
+            way_out: (config.tier == Tier::Direct).then_some(ways_out::make as _),
         })?;
         if config.count.is_some() && !emitter.is_counting() {
             return Err(FragmentError::Counters);
@@ -196,6 +202,7 @@ impl Fragments {
             private_memory: true,
             chaos: config.chaos.map(Forcing::new),
             copies: config.copies_blocks(),
+            in_place: config.tier == Tier::Direct,
             weighs: config.weighs_traces(),
             traces: 0,
             logs: Logs::new(config),

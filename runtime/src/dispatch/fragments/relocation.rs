@@ -70,6 +70,8 @@ impl Fragments {
                 entry_check,
                 count: false,
                 names_transfers,
+                // Direct execution ends before its addresses are given up.
+                way_out: None,
             })
         };
         let fresh = match fresh {

@@ -7,6 +7,7 @@
 //! | run with | at a pc there is |
 //! | --- | --- |
 //! | copied blocks | a fragment, the counter of a head, or a block, which is copied if need be |
+//! | guest code in place | a fragment, or the guest's own code |
 //! | no copied blocks | a fragment, or nothing |
 //! | forced guards (`--chaos`) | the same, but no link leads to a fragment |
 //!
@@ -35,9 +36,11 @@ use dynasour_tracer::SpeculationPolicy;
 /// How the guest came to its pc.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Arrival {
-    /// In a way that needs no link: from the runtime, or by a link that will lead there by itself.
+    /// In a way that needs no link: from the runtime.
     #[default]
     Ordinary,
+    /// By a link of a block, which leads there by itself when there is something to lead to.
+    Link,
     /// By an indirect transfer that did not find its target in the tables.
     Indirect(Via),
     /// By the direct end of a trace or of a resolved stub.
@@ -62,6 +65,8 @@ pub enum FoundCode {
     Instruction,
     /// Nothing native: guest code is interpreted until native code starts at an edge.
     Nothing,
+    /// Nothing native: guest code is executed where it stands.
+    InPlace,
 }
 
 /// An entry into native code, for one thread and one time.
@@ -114,14 +119,18 @@ impl Fragments {
         arrival: Arrival,
     ) -> Result<FoundCode, EmitError> {
         let has_moved = arrival != Arrival::WithoutProgress;
+        if self.in_place {
+            self.leads_out(pc, code, arrival)?;
+        }
         if !self.retired && has_moved {
             self.wake(pc);
-            if (self.chaos.is_some() || !self.copies)
+            if (self.chaos.is_some() || !self.copies || self.in_place)
                 && let Some(fragment) = self.first_version(pc)
             {
                 let entry = self.entry_into(fragment)?;
                 if let Arrival::End(exit) = arrival
                     && self.chaos.is_none()
+                    && !self.in_place
                 {
                     self.emitter.link(exit, fragment)?;
                     self.stats.links += 1;
@@ -166,6 +175,9 @@ impl Fragments {
         if !self.copies {
             return Ok(FoundCode::Nothing);
         }
+        if self.in_place {
+            return Ok(FoundCode::InPlace);
+        }
         if self.retired {
             return Ok(FoundCode::Instruction);
         }
@@ -175,7 +187,7 @@ impl Fragments {
                 self.emitter.expect_indirect(pc, via);
                 self.emitter.copy(pc, code)?
             }
-            Arrival::Ordinary | Arrival::End(_) => self.emitter.copy(pc, code)?,
+            Arrival::Ordinary | Arrival::Link | Arrival::End(_) => self.emitter.copy(pc, code)?,
         };
         let entry = match copied {
             Copied::Entry(entry) => entry,
@@ -183,7 +195,7 @@ impl Fragments {
             Copied::Writable => return Ok(FoundCode::Nothing),
         };
         match arrival {
-            Arrival::WithoutProgress | Arrival::Ordinary => {}
+            Arrival::WithoutProgress | Arrival::Ordinary | Arrival::Link => {}
             Arrival::Indirect(via) => self.emitter.register_copy(pc, via)?,
             Arrival::End(_) if self.chaos.is_some() => {}
             Arrival::End(exit) => {
@@ -203,8 +215,8 @@ impl Fragments {
 
     /// The thread of `context` has left native code: restores the guards that were forced for its
     /// entry, and links again what its signal handler has unlinked.
-    pub fn leave_native(&mut self, entry: NativeEntry, context: &ThreadContext) {
-        if let Some(forced) = entry.forced {
+    pub fn leave_native(&mut self, entry: Option<NativeEntry>, context: &ThreadContext) {
+        if let Some(forced) = entry.and_then(|entry| entry.forced) {
             self.restore(forced);
         }
         self.relink_after_signal(context);
@@ -222,7 +234,9 @@ impl Fragments {
         policy: &dyn SpeculationPolicy,
     ) -> Result<AfterNative, FragmentError> {
         match left {
-            ExitReason::Aborted => Ok(AfterNative::Continue(Arrival::Ordinary)),
+            ExitReason::Aborted | ExitReason::InPlace => {
+                Ok(AfterNative::Continue(Arrival::Ordinary))
+            }
             ExitReason::Fault => Ok(AfterNative::Fault),
             ExitReason::Stale => {
                 context.rip = context.next_pc;
@@ -234,7 +248,7 @@ impl Fragments {
                     self.emitter.copy_exit(link).ok_or(EmitError::Unknown)?;
                 context.rip = pc;
                 let arrival =
-                    if past_fragments { Arrival::WithoutProgress } else { Arrival::Ordinary };
+                    if past_fragments { Arrival::WithoutProgress } else { Arrival::Link };
                 Ok(AfterNative::Continue(arrival))
             }
             ExitReason::Indirect(via) => {

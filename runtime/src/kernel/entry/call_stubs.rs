@@ -35,12 +35,16 @@ use dynasour_guest::space::PAGE;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::ways_out;
 use crate::changes::host;
 
 /// Bytes of a stub and its alignment.
 const SLOT: u64 = 64;
 /// Bytes of the range (guess: some 16,000 sites; a program with more has its other calls trapped).
-const SIZE: u64 = 1 << 20;
+/// Behind the stubs there are the ways out ([`super::ways_out`]).
+const SIZE: u64 = 2 << 20;
+/// The offset of the ways out.
+pub const WAYS_OUT: u64 = 1 << 20;
 /// Where the range is tried first, and the distance of the addresses tried after that: in the low 2
 /// GiB, as all guest images, apart from the code cache.
 const FIRST: u64 = 0x2f00_0000;
@@ -52,6 +56,8 @@ pub const MOV: u64 = 5;
 pub const SYSCALL: u64 = 2;
 /// The offset of the site's address in a stub.
 const SITE: u64 = 60;
+/// The offset from which on the call is to be made by the runtime.
+const REPEATED: u64 = 34;
 
 /// The start of the range; 0 if there is none.
 static START: AtomicU64 = AtomicU64::new(0);
@@ -116,7 +122,7 @@ pub fn close() {
 pub fn make(n: u64, site: u32, nr: u32) -> Option<u64> {
     let range = range();
     let at = range.start + PAGE + n * SLOT;
-    if range.is_empty() || at + SLOT > range.end {
+    if range.is_empty() || at + SLOT > range.start + WAYS_OUT {
         return None;
     }
     let behind = u64::from(site) + MOV + SYSCALL;
@@ -144,6 +150,19 @@ pub fn make(n: u64, site: u32, nr: u32) -> Option<u64> {
     host::write_past_protection(at, &code).then_some(at)
 }
 
+/// If the thread was interrupted at `rip` by a signal that is not the guest's, and that has made
+/// the call of a stub fail with EINTR: the guest's state before the call. Async-signal-safe.
+pub fn before_call(rip: u64, rax: i64) -> Option<GuestState> {
+    let range = range();
+    let stubs = range.start + PAGE..range.start + WAYS_OUT;
+    let behind = MOV + SYSCALL;
+    if rax != -i64::from(libc::EINTR) || !stubs.contains(&rip) || rip % SLOT != behind {
+        return None;
+    }
+    // The state at the second `mov`, which is before a call, too.
+    guest_state(rip - behind + REPEATED)
+}
+
 /// The guest's state where a stub was interrupted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GuestState {
@@ -155,11 +174,15 @@ pub struct GuestState {
     pub rcx: Option<u64>,
 }
 
-/// The guest's state if the thread was interrupted in a stub at `rip`. Async-signal-safe.
+/// The guest's state if the thread was interrupted in a stub or in a way out at `rip`.
+/// Async-signal-safe.
 pub fn guest_state(rip: u64) -> Option<GuestState> {
     let range = range();
     if !range.contains(&rip) {
         return None;
+    }
+    if let Some(pc) = ways_out::pc_at(rip - range.start) {
+        return Some(GuestState { rip: pc, rax: None, rcx: None });
     }
     let offset = (rip - range.start) % SLOT;
     // SAFETY: the thread executes this stub, so it is complete.
@@ -172,7 +195,7 @@ pub fn guest_state(rip: u64) -> Option<GuestState> {
     Some(match offset {
         0 => GuestState { rip: site, rax: None, rcx: None },
         5 => GuestState { rip: site + MOV, rax: None, rcx: None },
-        34.. => GuestState { rip: site + MOV, rax: nr, rcx: Some(behind) },
+        REPEATED.. => GuestState { rip: site + MOV, rax: nr, rcx: Some(behind) },
         _ => GuestState { rip: behind, rax: None, rcx: Some(behind) },
     })
 }
@@ -210,7 +233,9 @@ mod tests {
         ]));
         assert_eq!(guest_state(at + 34).and_then(|state| state.rax), Some(110));
         assert_eq!(guest_state(range().end), None);
-        assert!(make(SIZE / SLOT, site, nr).is_none());
+        assert_eq!(before_call(at + 7, -4), guest_state(at + 34));
+        assert_eq!((before_call(at + 7, -3), before_call(at + 5, -4)), (None, None));
+        assert!(make(WAYS_OUT / SLOT, site, nr).is_none());
         assert_eq!(closed().load(Ordering::Relaxed), 0);
     }
 }

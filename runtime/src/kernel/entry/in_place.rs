@@ -37,13 +37,15 @@ use dynasour_guest::context::{
 };
 
 use super::{Call, call_stubs, raw};
+use dynasour_emitter::ExitReason;
+use dynasour_emitter::blocks::IN_PLACE_LEFT;
 
 /// `PR_SET_SYSCALL_USER_DISPATCH` and `PR_SYS_DISPATCH_ON` (manual: prctl(2)).
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 const PR_SYS_DISPATCH_ON: u64 = 1;
 /// The values of the selector: `SYSCALL_DISPATCH_FILTER_ALLOW` and `_BLOCK`.
 const ALLOW: u8 = 0;
-const BLOCK: u8 = 1;
+pub(super) const BLOCK: u8 = 1;
 
 /// The extended-state components that are loaded and saved; 0 before [`prepare`].
 static XSTATE_MASK: AtomicU64 = AtomicU64::new(0);
@@ -52,8 +54,6 @@ static XSTATE_MASK: AtomicU64 = AtomicU64::new(0);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub enum Left {
-    /// It was not entered: `pending` is set.
-    Aborted = 0,
     /// A signal was accepted, or the thread was called out.
     Interrupted = 1,
     /// It executed `syscall`; rip is behind it.
@@ -62,6 +62,8 @@ pub enum Left {
     Call32 = 3,
     /// An instruction of it faulted or trapped: see [`crate::memory::last_fault`].
     Fault = 4,
+    /// It was sampled ([`super::super::signal::samples`]).
+    Sample = 5,
 }
 
 /// Where a signal interrupted a thread.
@@ -95,6 +97,7 @@ dynasour_run_in_place:
     mov rdx, rax
     shr rdx, 32
     xrstor64 [rdi + {xstate}]
+    mov qword ptr gs:[{extended_away}], 0
     mov rax, gs:[{fs_base}]
     wrfsbase rax
     .hidden dynasour_in_place_window
@@ -157,12 +160,14 @@ dynasour_in_place_left:
     shr rdx, 32
     mov rdi, gs:[{this}]
     xsave64 [rdi + {xstate}]
+    mov qword ptr gs:[{exit_site}], {left}
     jmp 2f
     .hidden dynasour_in_place_aborted
     .globl dynasour_in_place_aborted
 dynasour_in_place_aborted:
     mov rsp, gs:[{host_rsp}]
     mov byte ptr gs:[{selector}], {allow}
+    mov qword ptr gs:[{exit_site}], {aborted}
 2:  push {host_flags}
     popfq
     test byte ptr [rip + {mask}], 4
@@ -174,6 +179,7 @@ dynasour_in_place_aborted:
     pop rax
     mov rax, gs:[{host_fs_base}]
     wrfsbase rax
+    mov rax, gs:[{exit_site}]
     pop r15
     pop r14
     pop r13
@@ -195,13 +201,17 @@ dynasour_in_place_aborted:
     host_fs_base = const offset::HOST_FS_BASE,
     this = const offset::THIS,
     xstate = const offset::XSTATE,
+    extended_away = const offset::EXTENDED_AWAY,
+    exit_site = const offset::EXIT_SITE,
+    left = const IN_PLACE_LEFT,
+    aborted = const -1,
     loaded_flags = const LOADED_FLAGS,
     host_flags = const HOST_FLAGS,
     host_mxcsr = const HOST_MXCSR,
 );
 
 unsafe extern "C" {
-    fn dynasour_run_in_place(context: *mut ThreadContext);
+    fn dynasour_run_in_place(context: *mut ThreadContext) -> u64;
     fn dynasour_in_place_window();
     fn dynasour_in_place_window_end();
     fn dynasour_in_place_left();
@@ -236,29 +246,37 @@ pub fn turn_on(context: &ThreadContext, with_stubs: bool) -> bool {
     unsafe { raw(&Call::new(libc::SYS_prctl, &args)) == 0 }
 }
 
-/// Runs guest code in place, from `context.rip` on, until a signal interrupts it. The guest's state
-/// in `context` is exact before and after.
+/// Runs guest code in place, from `context.rip` on, until a signal interrupts it
+/// ([`ExitReason::InPlace`]), or until a trace that it has entered leaves to the runtime. The
+/// guest's state in `context` is exact before.
 ///
 /// # Safety
 /// `context` is this thread's, the GS base points to it, and [`turn_on`] and [`prepare`] have
-/// returned true. The guest then has the authority that native code has.
-pub unsafe fn run(context: &mut ThreadContext) -> Left {
-    context.in_place_left.store(Left::Aborted as u64, Ordering::Relaxed);
+/// returned true. The guest then has the authority that native code has. Native code to which
+/// patches lead is not dropped while the thread is in it.
+pub unsafe fn run(context: &mut ThreadContext) -> ExitReason {
     // SAFETY: the routine keeps the C calling convention; the rest is the caller's promise.
-    unsafe { dynasour_run_in_place(context) };
-    let all = [Left::Aborted, Left::Interrupted, Left::Call, Left::Call32, Left::Fault];
-    let left = all[context.in_place_left.load(Ordering::Relaxed) as usize];
-    if left != Left::Aborted {
-        context.rip = context.in_place_rip.load(Ordering::Relaxed);
-        context.rflags |= context.in_place_flags.load(Ordering::Relaxed);
-    }
-    left
+    ExitReason::of(unsafe { dynasour_run_in_place(context) })
+}
+
+/// After [`ExitReason::InPlace`]: makes the guest's state in `context` exact. Returns why the guest
+/// was interrupted.
+pub fn left(context: &mut ThreadContext) -> Left {
+    let all = [Left::Interrupted, Left::Call, Left::Call32, Left::Fault, Left::Sample];
+    let left = context.in_place_left.load(Ordering::Relaxed);
+    context.rip = context.in_place_rip.load(Ordering::Relaxed);
+    context.rflags |= context.in_place_flags.load(Ordering::Relaxed);
+    all.into_iter().find(|known| *known as u64 == left).unwrap_or(Left::Interrupted)
 }
 
 /// For the signal handler, before anything else: where the signal has interrupted the thread, by
 /// its rip. The thread's calls are allowed from now on.
 pub fn interrupted(rip: u64, context: &ThreadContext) -> Interrupted {
-    if context.dispatch_selector.swap(ALLOW, Ordering::Relaxed) == ALLOW {
+    let was_allowed = context.dispatch_selector.swap(ALLOW, Ordering::Relaxed) == ALLOW;
+    if call_stubs::guest_state(rip).is_some() {
+        return Interrupted::Guest;
+    }
+    if was_allowed {
         return Interrupted::Host;
     }
     let window = dynasour_in_place_window as *const () as u64
@@ -272,10 +290,15 @@ pub fn interrupted(rip: u64, context: &ThreadContext) -> Interrupted {
 }
 
 /// For the signal handler, after [`interrupted`] has found guest code: makes the thread leave it
-/// for this reason. `registers` are those of the interrupted thread.
-pub fn leave(registers: &mut [i64; 23], context: &ThreadContext, left: Left) {
+/// for this reason. `registers` are those of the interrupted thread. If the signal is not the
+/// guest's, no call of the guest's ends because of it.
+pub fn leave(registers: &mut [i64; 23], context: &ThreadContext, left: Left, is_own: bool) {
     let rip = registers[libc::REG_RIP as usize] as u64;
-    let state = call_stubs::guest_state(rip);
+    let rax = registers[libc::REG_RAX as usize];
+    let state = Some(is_own)
+        .filter(|is_own| *is_own)
+        .and_then(|_| call_stubs::before_call(rip, rax))
+        .or_else(|| call_stubs::guest_state(rip));
     if let Some(rax) = state.and_then(|state| state.rax) {
         registers[libc::REG_RAX as usize] = rax as i64;
     }

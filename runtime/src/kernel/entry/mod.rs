@@ -9,6 +9,9 @@
 //! * [`windowed_32`]: the same by `int 0x80`, in a window of its own.
 //! * [`spawn`]: `clone` of a child that shares this memory and runs on a host stack of its own.
 //!
+//! A call that ended early only because of a signal of the host's is made once more ([`again`]):
+//! behind the `syscall` its number is on the stack.
+//!
 //! Owns no data and takes no lock. Invariant: the GS base points to the thread's `ThreadContext`.
 //! [`windowed`] and [`spawn`] are called by guest threads outside native code; the functions that
 //! classify addresses are also called by the signal handler.
@@ -20,6 +23,7 @@
 pub mod call_stubs;
 pub mod in_place;
 pub mod rights;
+pub mod ways_out;
 mod xsave;
 
 use std::arch::{asm, global_asm};
@@ -37,12 +41,16 @@ global_asm!(
     .globl dynasour_windowed
 dynasour_windowed:
     mov rax, [rdi]
+    push rax
     mov rsi, [rdi + 16]
     mov rdx, [rdi + 24]
     mov r10, [rdi + 32]
     mov r8, [rdi + 40]
     mov r9, [rdi + 48]
     mov rdi, [rdi + 8]
+    call dynasour_window_start
+    pop rcx
+    ret
     .hidden dynasour_window_start
     .globl dynasour_window_start
 dynasour_window_start:
@@ -75,7 +83,9 @@ dynasour_windowed_32:
     mov esi, [rdi + 32]
     mov ebp, [rdi + 48]
     mov edi, [rdi + 40]
+    push rax
     call dynasour_window_32_start
+    pop rcx
     pop rbp
     pop rbx
     ret
@@ -258,6 +268,19 @@ pub fn behind_restart(host_rip: u64, rax: i64) -> Option<u64> {
     let bounds = Bounds::all();
     let is_due = |bounds: &&Bounds| bounds.call == host_rip && bounds.restart == rax;
     bounds.iter().find(is_due).map(|bounds| bounds.end)
+}
+
+/// If a call has just ended with EINTR, at `host_rip`, only because of a signal that is not the
+/// guest's: the address at which it is made again, and its number. `stack` is the stack pointer.
+///
+/// # Safety
+/// The thread was interrupted at `host_rip` with this stack pointer.
+pub unsafe fn again(host_rip: u64, rax: i64, stack: u64) -> Option<(u64, i64)> {
+    let bounds = Bounds::all();
+    let ended = bounds.iter().find(|bounds| bounds.end == host_rip)?;
+    // SAFETY: there the stack has the return address, and the call's number above it.
+    let number = || unsafe { ((stack + 8) as *const i64).read() };
+    (rax == -i64::from(libc::EINTR)).then(|| (ended.start, number()))
 }
 
 /// If this fault of the `int 0x80` means that the kernel has no 32-bit calls: the address at which

@@ -38,7 +38,8 @@ use dynasour_guest::ThreadContext;
 use dynasour_emitter::Diversion;
 
 use super::{
-    SYNCHRONOUS, SigInfo, SignalState, UNBLOCKABLE, held, native_store, precise, set_of, waiting,
+    SYNCHRONOUS, SigInfo, SignalState, UNBLOCKABLE, held, native_store, precise, samples, set_of,
+    waiting,
 };
 use crate::changes::host;
 use crate::kernel::entry::in_place::{self, Interrupted, Left};
@@ -276,24 +277,38 @@ pub unsafe extern "C" fn on_signal(
 ) {
     // SAFETY: the kernel passes valid pointers, and the GS base names this thread's context.
     let (info, frame, context) = unsafe { (&*info, &mut *frame, &*context) };
-    match in_place::interrupted(frame.uc_mcontext.gregs[libc::REG_RIP as usize] as u64, context) {
+    let rip = frame.uc_mcontext.gregs[libc::REG_RIP as usize] as u64;
+    match in_place::interrupted(rip, context) {
         Interrupted::Host => handle(signo, info, frame, context),
+        // A trace that guest code in place has entered.
+        Interrupted::Guest if is_in_cache(rip) => handle(signo, info, frame, context),
         Interrupted::Entering => {
             in_place::abort(&mut frame.uc_mcontext.gregs[libc::REG_RIP as usize]);
             handle(signo, info, frame, context);
         }
         Interrupted::Guest => {
-            let left = left_by(signo, info, frame);
+            let left = left_by(signo, info, frame, context);
             if left == Left::Interrupted {
                 handle(signo, info, frame, context);
             }
-            in_place::leave(&mut frame.uc_mcontext.gregs, context, left);
+            let is_own = left == Left::Sample || is_call(signo, info);
+            in_place::leave(&mut frame.uc_mcontext.gregs, context, left, is_own);
         }
     }
 }
 
+/// Is `rip` in the code cache?
+fn is_in_cache(rip: u64) -> bool {
+    HOOKS.get().is_some_and(|hooks| (hooks.cache_end)(rip).is_some())
+}
+
+/// Is this the signal of [`call_out`]?
+fn is_call(signo: i32, info: &SigInfo) -> bool {
+    (signo, info.code()) == (CALL_SIGNAL, CALL_CODE)
+}
+
 /// Why guest code that ran in place is left by this signal. A fault is noted.
-fn left_by(signo: i32, info: &SigInfo, frame: &libc::ucontext_t) -> Left {
+fn left_by(signo: i32, info: &SigInfo, frame: &libc::ucontext_t, context: &ThreadContext) -> Left {
     if signo == libc::SIGSYS && info.code() == SYS_USER_DISPATCH {
         let is_32 = info.architecture() == AUDIT_ARCH_I386;
         return if is_32 { Left::Call32 } else { Left::Call };
@@ -301,6 +316,9 @@ fn left_by(signo: i32, info: &SigInfo, frame: &libc::ucontext_t) -> Left {
     if SYNCHRONOUS & set_of(signo) != 0 && info.code() > 0 {
         memory::note_fault(fault_of(signo, info, &frame.uc_mcontext.gregs));
         return Left::Fault;
+    }
+    if samples::is_sample(signo, info, context) {
+        return Left::Sample;
     }
     Left::Interrupted
 }
@@ -310,8 +328,12 @@ fn left_by(signo: i32, info: &SigInfo, frame: &libc::ucontext_t) -> Left {
 fn handle(signo: i32, info: &SigInfo, frame: &mut libc::ucontext_t, context: &ThreadContext) {
     // SAFETY: set before handlers were installed; the state lives as long as the context.
     let state = unsafe { &*(context.signals as *const SignalState) };
-    if (signo, info.code()) == (CALL_SIGNAL, CALL_CODE) {
+    if is_call(signo, info) {
         come_out(frame, context);
+        return;
+    }
+    if samples::is_sample(signo, info, context) {
+        call_again(frame);
         return;
     }
     // The kernel's codes for faults are positive. A signal that a process has sent has such a code
@@ -438,6 +460,20 @@ fn asynchronous(
             regs[libc::REG_RIP as usize] = entry::window_interrupted() as i64;
         }
         Window::Outside => divert(frame, context),
+    }
+}
+
+/// If a call that the host made for the guest has ended only because of a signal of the host's: has
+/// it made again.
+fn call_again(frame: &mut libc::ucontext_t) {
+    let regs = &mut frame.uc_mcontext.gregs;
+    let register = |number: i32| regs[number as usize];
+    let (rip, rax) = (register(libc::REG_RIP) as u64, register(libc::REG_RAX));
+    // SAFETY: the registers of the interrupted thread.
+    let again = unsafe { entry::again(rip, rax, register(libc::REG_RSP) as u64) };
+    if let Some((rip, number)) = again {
+        regs[libc::REG_RIP as usize] = rip as i64;
+        regs[libc::REG_RAX as usize] = number;
     }
 }
 

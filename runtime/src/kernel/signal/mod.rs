@@ -40,6 +40,7 @@ pub(crate) mod held;
 pub(crate) mod host_entry;
 mod native_store;
 mod precise;
+pub mod samples;
 pub(crate) mod waiting;
 
 use std::cell::UnsafeCell;
@@ -191,6 +192,11 @@ impl SigInfo {
     /// `si_code`
     pub fn code(&self) -> i32 {
         i32::from_le_bytes([self.0[8], self.0[9], self.0[10], self.0[11]])
+    }
+
+    /// `si_value` of a timer's signal.
+    pub fn value(&self) -> u64 {
+        u64::from_le_bytes(self.0[24..32].try_into().unwrap_or_default())
     }
 }
 
