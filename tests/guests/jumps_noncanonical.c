@@ -89,13 +89,13 @@ int main(void) {
     for (int i = 0; i < ROUNDS; i++) targets[i] = (uint64_t)low_next;
     CHECK(attempt_low(targets, ROUNDS) != 0);
     CHECK(sigaltstack(&stack, NULL) == 0 && sigaction(SIGSEGV, &action, NULL) == 0);
-    for (unsigned i = 0; i < count; i++) attempt("here", &attempts[i], (char *)attempts[i].run);
     char *far = mmap((void *)0x7abc12340000, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
     CHECK(far == (char *)0x7abc12340000);
     char *end = far;
     for (unsigned i = 0; i < count; i++)
         if (strcmp(attempts[i].name, "word") != 0) end = mempcpy(end, attempts[i].run, attempts[i].end - (char *)attempts[i].run);
     CHECK(end <= far + 4096 && mprotect(far, 4096, PROT_READ | PROT_EXEC) == 0);
+    for (unsigned i = 0; i < count; i++) attempt("here", &attempts[i], (char *)attempts[i].run);
     for (unsigned i = 0; i < count; i++)
         if (strcmp(attempts[i].name, "word") != 0) {
             attempt("far", &attempts[i], far);

@@ -19,6 +19,10 @@
 //!
 //! The host reads the guest's own bytes, not the patches ([`memory::fetch_code`]).
 //!
+//! A patch in a page of a file gives this process a copy of the page, and the kernel would not show
+//! it later changes of the file. So when the last patch of a page is taken back that was the file's
+//! own before, the copy is given up.
+//!
 //! Data: [`PATCHES`], one for the process, behind its own lock (number 8 in the order of
 //! `crate::sync`, beside the footprint). Invariant: patches stand only in code that system calls
 //! alone can change. They are written with the exclusive right to change code and taken back before
@@ -27,11 +31,14 @@
 //! Example: `mov eax, 110; syscall` at 0x401000 becomes `jmp 0x2f001000; syscall`.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustc_hash::FxHashSet;
+use dynasour_guest::space::{PAGE, page_down};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{CodePages, host};
 use crate::host_call::{Call, raw};
@@ -70,12 +77,23 @@ struct Patch {
 struct Patches {
     /// By their sites.
     all: BTreeMap<u64, Patch>,
+    /// The pages with patches, by their addresses.
+    pages: FxHashMap<u64, PatchedPage>,
     /// The addresses where a trapping byte has ever been written.
     trapping: FxHashSet<u64>,
 }
 
+/// A page with patches.
+#[derive(Debug)]
+struct PatchedPage {
+    patches: u32,
+    /// Its bytes before the first patch, if they were a file's, and not in a copy.
+    of_file: Option<Box<[u8]>>,
+}
+
 static PATCHES: Mutex<Patches> = Mutex::new(Patches {
     all: BTreeMap::new(),
+    pages: FxHashMap::with_hasher(rustc_hash::FxBuildHasher),
     trapping: FxHashSet::with_hasher(rustc_hash::FxBuildHasher),
 });
 /// Is there a patch, or has there been one?
@@ -187,13 +205,12 @@ pub fn write(site: u64, own: [u8; LEN], inner: u8, to: u64, purpose: Purpose) ->
     ANY.store(true, Ordering::SeqCst);
     patches.trapping.extend(std::iter::once(0).chain(patch.inner()).map(|n| site + n as u64));
     // Host code that reads the site from now on gets the guest's own bytes.
-    patches.all.insert(site, patch);
-    if !patch.write(site) {
-        patch.take_back(site);
-        patches.all.remove(&site);
-        return false;
+    patches.insert(site, patch);
+    let written = patch.write(site);
+    if !written {
+        patches.remove(site);
     }
-    true
+    written
 }
 
 impl Patches {
@@ -207,6 +224,63 @@ impl Patches {
     fn meets(&self, range: &Range<u64>) -> bool {
         self.first(range).is_some()
     }
+
+    /// Notes a patch that is about to be written.
+    fn insert(&mut self, site: u64, patch: Patch) {
+        for page in pages(site) {
+            let new = || PatchedPage { patches: 0, of_file: of_file(page) };
+            self.pages.entry(page).or_insert_with(new).patches += 1;
+        }
+        self.all.insert(site, patch);
+    }
+
+    /// Takes a patch back.
+    fn remove(&mut self, site: u64) {
+        let Some(patch) = self.all.get(&site) else { return };
+        patch.take_back(site);
+        self.all.remove(&site);
+        for page in pages(site) {
+            let Some(patched) = self.pages.get_mut(&page) else { continue };
+            patched.patches -= 1;
+            if patched.patches == 0 {
+                if let Some(of_file) = &patched.of_file {
+                    give_up_copy(page, of_file);
+                }
+                self.pages.remove(&page);
+            }
+        }
+    }
+}
+
+/// The pages of a patch.
+fn pages(site: u64) -> impl Iterator<Item = u64> {
+    (page_down(site)..site + LEN as u64).step_by(PAGE as usize)
+}
+
+/// The bytes of a page, if it is a file's, and not a copy (the kernel's
+/// `Documentation/admin-guide/mm/pagemap.rst`).
+fn of_file(page: u64) -> Option<Box<[u8]>> {
+    const PRESENT: u64 = 1 << 63;
+    const OF_FILE: u64 = 1 << 61;
+    let mut entry = [0; 8];
+    let read = File::open("/proc/self/pagemap")
+        .and_then(|pagemap| pagemap.read_exact_at(&mut entry, page / PAGE * 8));
+    let entry = u64::from_le_bytes(entry);
+    if read.is_err() || entry & (PRESENT | OF_FILE) != PRESENT | OF_FILE {
+        return None;
+    }
+    let mut bytes = vec![0; PAGE as usize];
+    (memory::copy_code(page, &mut bytes) == bytes.len()).then(|| bytes.into())
+}
+
+/// Gives up this process's copy of a page of a file, if nobody else has written to it.
+fn give_up_copy(page: u64, of_file: &[u8]) {
+    let mut bytes = vec![0; PAGE as usize];
+    if memory::copy_code(page, &mut bytes) != bytes.len() || bytes[..] != *of_file {
+        return;
+    }
+    // SAFETY: the next access finds the file's bytes.
+    unsafe { raw(&Call::new(libc::SYS_madvise, &[page, PAGE, libc::MADV_DONTNEED as u64])) };
 }
 
 /// Takes the patches with bytes in `range` back: the code is about to change. Returns the sites of
@@ -233,10 +307,7 @@ fn take_back_if(range: &Range<u64>, wanted: impl Fn(&Patch) -> bool) -> Vec<u64>
         .filter(|(_, patch)| wanted(patch))
         .map(|(site, patch)| (*site, *patch))
         .collect();
-    for (site, patch) in &found {
-        patch.take_back(*site);
-        patches.all.remove(site);
-    }
+    found.iter().for_each(|(site, _)| patches.remove(*site));
     let of_calls = found.into_iter().filter(|(_, patch)| patch.purpose == Purpose::Call);
     of_calls.map(|(site, _)| site).collect()
 }

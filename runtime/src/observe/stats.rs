@@ -184,6 +184,7 @@ impl Stats {
         row("  of which loops", self.loop_fragments.to_string());
         row("  guest instructions", self.trace_instructions.to_string());
         row("resolved exit stubs", self.stubs.to_string());
+        row("patches in guest code", self.patches.to_string());
         row("links", self.links.to_string());
         row("code bytes", self.code_bytes.to_string());
         row("compile time (ms)", format!("{:.1}", self.compile_nanoseconds as f64 / 1e6));

@@ -39,6 +39,11 @@ impl Mode {
             Mode::new("copy", "--tier copy"),
             Mode::new("tiny-copy", "--tier copy --entry-check pext --cache-size 65536"),
             Mode::new("direct", "--tier direct"),
+            Mode::new("direct-eager", "--tier direct --sample every=1 --threshold 1"),
+            Mode::new(
+                "direct-chaos",
+                &format!("--tier direct --sample every=1 --threshold 2 --chaos 1/3,{seed}"),
+            ),
             Mode::new("stack", "--tier copy --returns stack"),
             Mode::new(
                 "tiny-stack",

@@ -247,8 +247,7 @@ impl Fragments {
                 let (pc, past_fragments) =
                     self.emitter.copy_exit(link).ok_or(EmitError::Unknown)?;
                 context.rip = pc;
-                let arrival =
-                    if past_fragments { Arrival::WithoutProgress } else { Arrival::Link };
+                let arrival = if past_fragments { Arrival::WithoutProgress } else { Arrival::Link };
                 Ok(AfterNative::Continue(arrival))
             }
             ExitReason::Indirect(via) => {
