@@ -16,6 +16,7 @@
 //! | [`transaction`] | every change as a transaction: announce, quiesce, perform, publish |
 //! | [`host`] | the host's own stores to guest memory |
 //! | [`patches`] | jumps that are written into guest code where it stands |
+//! | [`trampolines`] | jumps between these and what they lead to |
 //! | [`outputs`] | which memory a system call may write |
 //! | [`listing`] | `/proc/self/maps` without guards |
 //! | [`schedule`] | the steps at which tests switch threads |
@@ -44,6 +45,7 @@ pub mod outputs;
 mod pages;
 pub mod patches;
 pub mod schedule;
+pub mod trampolines;
 pub mod transaction;
 
 pub use pages::CodePages;

@@ -34,15 +34,17 @@ impl Code for Dispatcher {
 
 impl Engine for Dispatcher {
     fn make_room(&mut self, range: &Range<u64>) -> Option<Moved> {
-        let stubs = self.machine.drop_call_stubs(&self.peer, range);
+        let gone = self.machine.leave_direct_for(&self.peer, range);
         self.abandon(AbortReason::Flushed);
         let moved = self.machine.make_room(&self.peer, range);
         if moved.is_some() {
             self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
         }
-        let Some(stubs) = stubs else { return moved };
+        if gone.is_empty() {
+            return moved;
+        }
         let mut moved = moved.unwrap_or_else(|| Moved { from: Vec::new(), to: Vec::new() });
-        moved.from.push(stubs);
+        moved.from.extend(gone);
         Some(moved)
     }
 

@@ -14,6 +14,8 @@
 
 use super::Dispatcher;
 use crate::changes::patches::{self, LEN, Purpose};
+use crate::changes::trampolines;
+use crate::kernel::process::System;
 use crate::memory;
 use dynasour_guest::decode::{Decoded, Fetch, Reader};
 
@@ -44,22 +46,44 @@ fn displaced(pc: u64, code: &dyn Fetch) -> Option<Displaced> {
 }
 
 impl Dispatcher {
-    /// A trace starts at `head`: lets guest code in place enter it, if a patch can stand there.
-    pub(super) fn patch_head(&mut self, head: u64) {
+    /// A trace starts at `head`, the last one that was made: lets guest code in place enter it, if
+    /// a patch can stand there. The thread is outside.
+    pub(super) fn patch_head(&mut self, system: &System) {
+        let Some(head) = self.unpatched.take() else { return };
         if !self.machine.is_direct() || patches::leads_to_trace(head) {
             return;
         }
         let code = self.interp.code();
+        let Some(Displaced { inner, .. }) = displaced(head, &*code) else { return };
+        let trampoline = match inner {
+            0 => None,
+            _ => {
+                let Some(at) = reserve_trampoline(system, head, inner) else { return };
+                Some(at)
+            }
+        };
         // No other thread is about to change this code, or to drop what was made from it.
         let _exclusive = self.machine.pages.exclusive();
-        let Some(Displaced { own, inner, end }) = displaced(head, &*code) else { return };
+        let now = displaced(head, &*code).filter(|now| now.inner == inner);
+        let Some(Displaced { own, end, .. }) = now else { return };
         if !patches::may_stand(&self.machine.pages, &(head..end)) || patches::are_in(&(head..end)) {
             return;
         }
         let Some(mut fragments) = self.machine.fragments() else { return };
         let Some(entrance) = fragments.entrance(head, end, &*code) else { return };
-        if patches::write(head, own, inner, entrance, Purpose::Trace) {
+        let to = match trampoline {
+            None => entrance,
+            Some(at) if trampolines::write(at, head, entrance) => at,
+            Some(_) => return,
+        };
+        if patches::write(head, own, inner, to, Purpose::Trace) {
             fragments.stats.patches += 1;
         }
     }
+}
+
+/// Reserves a trampoline; the guest's address space does not have its page any more.
+fn reserve_trampoline(system: &System, head: u64, inner: u8) -> Option<u64> {
+    let mut memory = system.process.memory();
+    trampolines::reserve(head, inner, |page| memory.protect(page))
 }

@@ -118,6 +118,7 @@ impl Dispatcher {
             self.machine.leave_direct(&self.peer);
             self.forget_fragments();
         }
+        self.patch_head(system);
         if let Sampling::Every(n) = self.machine.config.sampling
             && self.machine.config.traces_in_place
         {
@@ -153,7 +154,10 @@ impl Dispatcher {
         match left {
             Left::Interrupted => system.deliver_pending(context),
             Left::Sample => {
-                self.selector.begin_sample();
+                if self.effort.is_affordable() {
+                    self.effort.begin();
+                    self.selector.begin_sample();
+                }
                 Outcome::Continue
             }
             Left::Call => {

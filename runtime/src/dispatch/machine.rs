@@ -26,6 +26,7 @@ use super::peers::{Peer, Peers};
 use super::{Dispatcher, IdleDispatcher};
 use crate::changes::CodePages;
 use crate::changes::patches::{self, Purpose};
+use crate::changes::trampolines;
 use crate::config::{RunConfig, Stage, Tier};
 use crate::kernel::entry::call_stubs;
 use crate::kernel::process::Moved;
@@ -275,17 +276,21 @@ impl Machine {
         Some(moved)
     }
 
-    /// The guest wants to map `range`: if the stubs of system calls are there, they go, for good.
-    /// Returns where they were. The caller is outside and holds no lock.
-    pub fn drop_call_stubs(&self, own: &Peer, range: &Range<u64>) -> Option<Range<u64>> {
+    /// The guest wants to map `range`: if the stubs of system calls or trampolines are there, direct
+    /// execution ends, and they go. Returns where they were. The caller is outside and holds no
+    /// lock.
+    pub fn leave_direct_for(&self, own: &Peer, range: &Range<u64>) -> Vec<Range<u64>> {
         let _exclusive = self.pages.exclusive();
         let stubs = call_stubs::range();
-        if stubs.start >= range.end || range.start >= stubs.end {
-            return None;
+        let meets = stubs.start < range.end && range.start < stubs.end;
+        if !meets && !trampolines::are_in(range) {
+            return Vec::new();
         }
         self.leave_direct(own);
         call_stubs::unmap();
-        Some(stubs)
+        let mut gone = trampolines::unmap();
+        gone.push(stubs);
+        gone
     }
 
     /// Is guest code executed by anything other than the interpreter?

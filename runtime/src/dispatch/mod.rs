@@ -56,7 +56,7 @@ mod stretch;
 mod traces;
 
 use crate::changes::Code;
-use crate::config::RunConfig;
+use crate::config::{RunConfig, Tier};
 use crate::interp::{Interp, Stop};
 use crate::kernel::process::Ending;
 use crate::kernel::process::{Engine, Outcome, System};
@@ -94,6 +94,8 @@ pub struct Dispatcher {
     arrival: Arrival,
     /// What the thread needs to run guest code in place.
     in_place: InPlace,
+    /// The head of the last trace that was made, if guest code does not lead to it yet.
+    unpatched: Option<u64>,
 }
 
 impl Dispatcher {
@@ -118,6 +120,7 @@ impl Dispatcher {
             allocator: Allocator::default(),
             arrival: Arrival::default(),
             in_place: InPlace::default(),
+            unpatched: None,
         };
         dispatcher.count_heads();
         Ok(dispatcher)
@@ -238,7 +241,11 @@ impl Dispatcher {
 
 /// The limit on the time that a thread may spend on recording and compiling traces.
 fn effort(config: &RunConfig) -> Effort {
-    let budget = if config.interprets_first() { Budget::EARLY } else { Budget::LATE };
+    let budget = match config.tier {
+        _ if config.interprets_first() => Budget::EARLY,
+        Tier::Direct => Budget::SAMPLED,
+        _ => Budget::LATE,
+    };
     Effort::new(config.weighs_traces().then_some(budget), thread_time)
 }
 

@@ -102,7 +102,7 @@ impl Dispatcher {
                 None => Outcome::Continue,
             },
         };
-        if !self.selector.traces.is_recording() {
+        if !self.selector.traces.is_recording() && !self.selector.is_sampling() {
             self.effort.end();
         }
         outcome

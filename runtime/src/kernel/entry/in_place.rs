@@ -36,7 +36,9 @@ use dynasour_guest::context::{
     HOST_FLAGS, HOST_MXCSR, LOADED_FLAGS, TRAP_FLAG, XSTATE_SIZE, offset,
 };
 
+use super::call_stubs::GuestState;
 use super::{Call, call_stubs, raw};
+use crate::changes::trampolines;
 use dynasour_emitter::ExitReason;
 use dynasour_emitter::blocks::IN_PLACE_LEFT;
 
@@ -273,7 +275,7 @@ pub fn left(context: &mut ThreadContext) -> Left {
 /// its rip. The thread's calls are allowed from now on.
 pub fn interrupted(rip: u64, context: &ThreadContext) -> Interrupted {
     let was_allowed = context.dispatch_selector.swap(ALLOW, Ordering::Relaxed) == ALLOW;
-    if call_stubs::guest_state(rip).is_some() {
+    if guest_state(rip).is_some() {
         return Interrupted::Guest;
     }
     if was_allowed {
@@ -298,7 +300,7 @@ pub fn leave(registers: &mut [i64; 23], context: &ThreadContext, left: Left, is_
     let state = Some(is_own)
         .filter(|is_own| *is_own)
         .and_then(|_| call_stubs::before_call(rip, rax))
-        .or_else(|| call_stubs::guest_state(rip));
+        .or_else(|| guest_state(rip));
     if let Some(rax) = state.and_then(|state| state.rax) {
         registers[libc::REG_RAX as usize] = rax as i64;
     }
@@ -312,6 +314,12 @@ pub fn leave(registers: &mut [i64; 23], context: &ThreadContext, left: Left, is_
     context.in_place_flags.store(*rflags as u64 & TRAP_FLAG, Ordering::Relaxed);
     *rflags &= !(TRAP_FLAG as i64);
     registers[libc::REG_RIP as usize] = dynasour_in_place_left as *const () as i64;
+}
+
+/// The guest's state if the thread is in code that stands for an instruction of the guest's.
+fn guest_state(rip: u64) -> Option<GuestState> {
+    let at = |pc: u64| GuestState { rip: pc, rax: None, rcx: None };
+    call_stubs::guest_state(rip).or_else(|| trampolines::site_at(rip).map(at))
 }
 
 /// For the signal handler, after [`interrupted`] has found a thread entering: makes it not enter.
