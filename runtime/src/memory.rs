@@ -288,22 +288,21 @@ pub unsafe fn copy_out_open(addr: u64, bytes: &[u8]) -> usize {
     bytes.len() - unsafe { copy(bytes.as_ptr() as u64, addr, bytes.len()) }
 }
 
-/// Puts the guest's own bytes where the host has patched code: see [`hide_patches_by`].
-static HIDE_PATCHES: OnceLock<fn(address: u64, bytes: &mut [u8])> = OnceLock::new();
+/// What reads code when the host has patched some: see [`read_code_by`].
+static READ_PATCHED: OnceLock<fn(addr: u64, buf: &mut [u8]) -> usize> = OnceLock::new();
 
-/// From now on [`fetch_code`] calls `hide` on the bytes that it has read from an address.
-pub fn hide_patches_by(hide: fn(address: u64, bytes: &mut [u8])) {
-    let _ = HIDE_PATCHES.set(hide);
+/// From now on [`fetch_code`] reads by this function, which knows what the host has patched.
+pub fn read_code_by(read: fn(addr: u64, buf: &mut [u8]) -> usize) {
+    let _ = READ_PATCHED.set(read);
 }
 
 /// Reads code bytes at `addr` into `buf`: the guest's own, where the host has patched code. Returns
 /// the length of the readable prefix.
 pub fn fetch_code(addr: u64, buf: &mut [u8]) -> usize {
-    let len = copy_code(addr, buf);
-    if let Some(hide) = HIDE_PATCHES.get() {
-        hide(addr, &mut buf[..len]);
+    match READ_PATCHED.get() {
+        Some(read) => read(addr, buf),
+        None => copy_code(addr, buf),
     }
-    len
 }
 
 /// Reads code bytes at `addr` into `buf`, as they stand there; returns the length of the readable

@@ -136,6 +136,27 @@ impl CodePages {
     }
 }
 
+/// Writes to private code that can be read and executed but not written. False if it cannot be
+/// written. The caller has the exclusive right to change code, or a lock that keeps others from
+/// writing there.
+pub fn write_code(address: u64, bytes: &[u8]) -> bool {
+    if write_past_protection(address, bytes) {
+        return true;
+    }
+    // A process in a jail has no `/proc`.
+    let start = page_down(address);
+    let len = page_down(address + bytes.len() as u64 - 1) + PAGE - start;
+    let protect = |prot: i32| {
+        // SAFETY: the pages are there, and have these rights except for a moment.
+        unsafe { raw(&Call::new(libc::SYS_mprotect, &[start, len, prot as u64])) == 0 }
+    };
+    let code = libc::PROT_READ | libc::PROT_EXEC;
+    protect(code | libc::PROT_WRITE)
+        // SAFETY: bytes of the guest's code, where the host has been asked to write.
+        && unsafe { memory::copy_out_open(address, bytes) } == bytes.len()
+        && protect(code)
+}
+
 /// Writes to private memory as if it were writable. False if it cannot be written.
 pub fn write_past_protection(address: u64, bytes: &[u8]) -> bool {
     let call = |nr, args: &[u64]| {

@@ -130,7 +130,7 @@ impl Patch {
 
     /// Writes the jump. False if memory cannot be written.
     fn write(&self, site: u64) -> bool {
-        let byte = |n: usize, byte: u8| host::write_past_protection(site + n as u64, &[byte]);
+        let byte = |n: usize, byte: u8| host::write_code(site + n as u64, &[byte]);
         let mut written = byte(0, INT3) && self.inner().all(|n| byte(n, self.jump[n]));
         serialise();
         // No thread is inside now: whoever comes there traps.
@@ -151,11 +151,11 @@ impl Patch {
         let is_ours = |n: usize| there[n] == self.jump[n] || n == 0 && there[n] == INT3;
         let give_back = |n: usize| {
             if is_ours(n) {
-                host::write_past_protection(site + n as u64, &[self.own[n]]);
+                host::write_code(site + n as u64, &[self.own[n]]);
             }
         };
         if is_ours(0) {
-            host::write_past_protection(site, &[INT3]);
+            host::write_code(site, &[INT3]);
         }
         serialise();
         self.outer().for_each(give_back);
@@ -201,7 +201,7 @@ pub fn write(site: u64, own: [u8; LEN], inner: u8, to: u64, purpose: Purpose) ->
     if patches.meets(&Patch::range(site)) {
         return false;
     }
-    memory::hide_patches_by(hide);
+    memory::read_code_by(read);
     ANY.store(true, Ordering::SeqCst);
     patches.trapping.extend(std::iter::once(0).chain(patch.inner()).map(|n| site + n as u64));
     // Host code that reads the site from now on gets the guest's own bytes.
@@ -343,13 +343,13 @@ pub fn are_in(range: &Range<u64>) -> bool {
     ANY.load(Ordering::Relaxed) && lock(&PATCHES).meets(range)
 }
 
-/// Replaces what is in `bytes`, which were read from `address`, by the guest's own.
-pub fn hide(address: u64, bytes: &mut [u8]) {
-    if !ANY.load(Ordering::Relaxed) {
-        return;
-    }
+/// Reads guest code at `address`: the guest's own bytes, where there are patches. Returns the length
+/// of the prefix that could be read.
+fn read(address: u64, bytes: &mut [u8]) -> usize {
+    // No patch is written or taken back meanwhile.
     let patches = lock(&PATCHES);
-    let range = address..address.saturating_add(bytes.len() as u64);
+    let len = memory::copy_code(address, bytes);
+    let range = address..address.saturating_add(len as u64);
     let start = range.start.saturating_sub(LEN as u64 - 1);
     for (site, patch) in patches.all.range(start..range.end.max(start)) {
         for (n, own) in patch.own.iter().enumerate() {
@@ -359,6 +359,7 @@ pub fn hide(address: u64, bytes: &mut [u8]) {
             }
         }
     }
+    len
 }
 
 /// Calls `f` with the lock held, for a fork.
@@ -439,11 +440,11 @@ mod tests {
         let own = bytes(site);
         assert!(write(site, own, 0, site + 0x1000, Purpose::Trace));
         assert_eq!(bytes(site), [0xe9, 0xfb, 0x0f, 0, 0]);
-        let mut hidden = [0; 7];
-        memory::copy_code(site - 1, &mut hidden);
-        hide(site - 1, &mut hidden);
-        assert_eq!(hidden, code);
+        let mut own = [0; 7];
+        assert_eq!(memory::fetch_code(site - 1, &mut own), 7);
+        assert_eq!(own, code);
         assert!(leads_to_trace(site) && !leads_to_trace(site + 1));
+        let own = [own[1], own[2], own[3], own[4], own[5]];
         assert!(!write(site + 3, own, 0, site, Purpose::Call), "there is one already");
         assert!(are_in(&(site + 4..site + 5)) && !are_in(&(site + 5..site + 9)));
         assert!(take_back(&(site + 4..site + 5)).is_empty());

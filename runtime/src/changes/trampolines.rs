@@ -136,7 +136,7 @@ pub fn write(at: u64, site: u64, to: u64) -> bool {
     bytes[0] = 0xe9;
     bytes[1..LEN].copy_from_slice(&distance.to_le_bytes());
     bytes[SITE as usize..].copy_from_slice(&site.to_le_bytes());
-    host::write_past_protection(at, &bytes)
+    host::write_code(at, &bytes)
 }
 
 /// The site of the trampoline that a thread executes at `rip`; none if it executes none.

@@ -147,7 +147,7 @@ pub fn make(n: u64, site: u32, nr: u32) -> Option<u64> {
     code.resize(SITE as usize, 0xcc);
     code.extend(site.to_le_bytes());
     // The slot is in the range, and nothing leads to it yet.
-    host::write_past_protection(at, &code).then_some(at)
+    host::write_code(at, &code).then_some(at)
 }
 
 /// If the thread was interrupted at `rip` by a signal that is not the guest's, and that has made

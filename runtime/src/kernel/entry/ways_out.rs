@@ -53,7 +53,7 @@ pub fn make(number: u32, pc: u64) -> Option<u32> {
     code.resize(PC as usize, 0xcc);
     code.extend(pc.to_le_bytes());
     // The slot is in the range, and nothing leads to it yet.
-    let written = host::write_past_protection(at, &code);
+    let written = host::write_code(at, &code);
     written.then(|| u32::try_from(at).ok()).flatten()
 }
 
