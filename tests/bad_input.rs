@@ -275,8 +275,23 @@ fn usage_errors() {
         &["run", "--tier"],
         &["run", "--tier", "direct", "--returns", "stack", "--", "touch", "marker"],
         &["run", "--tier", "direct", "--entry-check", "loop", "--", "touch", "marker"],
-        &["run", "--tier", "direct", "--chaos", "1/3", "--", "touch", "marker"],
-        &["run", "--tier", "direct", "--threshold", "1", "--", "touch", "marker"],
+        &["run", "--tier", "direct", "--sample", "every=0", "--", "touch", "marker"],
+        &["run", "--tier", "direct", "--sample-hz", "0", "--", "touch", "marker"],
+        &[
+            "run",
+            "--tier",
+            "direct",
+            "--sample",
+            "hz=9",
+            "--sample-hz",
+            "9",
+            "--",
+            "touch",
+            "marker",
+        ],
+        &["run", "--tier", "copy", "--sample", "every=1", "--", "touch", "marker"],
+        &["run", "--sample-hz", "100", "--", "touch", "marker"],
+        &["run", "--no-traces", "--", "touch", "marker"],
     ];
     for words in bad {
         let outcome = dynasour(&here, words);

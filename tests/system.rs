@@ -267,6 +267,27 @@ fn what_a_process_inherits_is_untouched() {
     }
 }
 
+/// Samples of guest code in place end no call of the guest's, however often they come: here some
+/// thousands of times in a second of real time, while threads sleep in calls, too.
+#[test]
+fn samples_end_no_call_early() {
+    let lab = Lab::new(env!("CARGO_BIN_EXE_dynasour"), env!("CARGO_TARGET_TMPDIR"));
+    let guest = list::guest("calls_sampled").expect("a guest of the list");
+    let built = build::build(guest, &lab.tmp).expect("the guest builds");
+    let invocation = built.invocation(guest);
+    let native = invocation.run();
+    assert!(native.stdout.starts_with(b"read: 0 of 10\n"), "{}", native.excerpt());
+    for sampling in ["real=2000", "real=7000"] {
+        let mut args: Vec<OsString> =
+            ["run", "--tier", "direct", "--sample", sampling, "--"].map(OsString::from).to_vec();
+        args.push(invocation.program.clone().into_os_string());
+        args.extend(invocation.args.iter().cloned());
+        let program = PathBuf::from(env!("CARGO_BIN_EXE_dynasour"));
+        let sampled = Invocation { program, args, ..invocation.clone() }.run();
+        assert_eq!(native.difference(&sampled), None, "{sampling}");
+    }
+}
+
 /// Limits on open files and file sizes do not prevent translation, nor that of the guest's
 /// children.
 #[test]

@@ -18,6 +18,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
@@ -173,6 +174,7 @@ impl Traced {
                 // After single steps the kernel may report the end of a system call as the end of a
                 // step.
                 WaitStatus::Stopped(_, Signal::SIGTRAP) if self.is_behind_a_call() => {}
+                WaitStatus::Stopped(_, other) if self.is_of_patch(other) => signal = Some(other),
                 WaitStatus::Stopped(_, Signal::SIGTRAP) => return Event::Trap,
                 WaitStatus::Stopped(_, signal) => return Event::Signal(signal),
                 other => panic!("the guest ended: {other:?}"),
@@ -190,11 +192,44 @@ impl Traced {
     /// Executes one instruction. (The kernel lets a stepped `pushfq` push the trap flag; nothing
     /// here repairs that.)
     fn step(&mut self) -> Event {
-        ptrace::step(self.pid, None).expect("the process goes on");
-        match waitpid(self.pid, None).expect("the process stops") {
-            WaitStatus::Stopped(_, Signal::SIGTRAP) => Event::Trap,
-            WaitStatus::Stopped(_, signal) => Event::Signal(signal),
-            other => panic!("the guest ended: {other:?}"),
+        let mut signal = None;
+        loop {
+            ptrace::step(self.pid, signal.take()).expect("the process goes on");
+            match waitpid(self.pid, None).expect("the process stops") {
+                WaitStatus::Stopped(_, other) if self.is_of_patch(other) => signal = Some(other),
+                WaitStatus::Stopped(_, Signal::SIGTRAP) => return Event::Trap,
+                WaitStatus::Stopped(_, signal) => return Event::Signal(signal),
+                other => panic!("the guest ended: {other:?}"),
+            }
+        }
+    }
+
+    /// Lets the process run on for this time, and stops it.
+    fn run_for(&mut self, time: Duration) {
+        ptrace::cont(self.pid, None).expect("the process goes on");
+        std::thread::sleep(time);
+        kill(self.pid, Signal::SIGSTOP).expect("the signal is sent");
+        loop {
+            match waitpid(self.pid, None).expect("the process stops") {
+                WaitStatus::Stopped(_, Signal::SIGSTOP) => break,
+                WaitStatus::Stopped(_, other) => {
+                    ptrace::cont(self.pid, other).expect("the process goes on")
+                }
+                other => panic!("the guest ended: {other:?}"),
+            }
+        }
+        self.in_call = false;
+    }
+
+    /// Is the signal one that guest code in place raises, for the runtime: by a system call, or by
+    /// jumping into a patch?
+    fn is_of_patch(&self, signal: Signal) -> bool {
+        /// The `si_code` of `int3` (`SI_KERNEL`), unlike that of breakpoints and steps.
+        const INT3: i32 = 0x80;
+        match signal {
+            Signal::SIGSYS | Signal::SIGILL => true,
+            Signal::SIGTRAP => ptrace::getsiginfo(self.pid).is_ok_and(|info| info.si_code == INT3),
+            _ => false,
         }
     }
 
@@ -228,20 +263,32 @@ impl Traced {
         rip - 48..rip + 16
     }
 
-    /// The address range of the code cache.
-    fn cache(&self) -> Range<u64> {
-        const CACHE_END: u64 = 0x4000_0000;
+    /// The mappings in the low 2 GiB with these rights whose lines `wanted` accepts.
+    fn mappings(&self, rights: &str, wanted: impl Fn(&str) -> bool) -> Vec<Range<u64>> {
+        const LOW: u64 = 0x8000_0000;
         let maps =
             fs::read_to_string(format!("/proc/{}/maps", self.pid)).expect("the list of mappings");
-        let mut caches = maps
-            .lines()
-            .filter(|line| line.split(' ').nth(1) == Some("r-xs"))
-            .filter_map(|line| {
-                let (start, end) = line.split(' ').next()?.split_once('-')?;
-                Some(u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?)
-            })
-            .filter(|range| range.end <= CACHE_END);
-        caches.next().unwrap_or_else(|| panic!("no code cache in {maps}"))
+        let lines =
+            maps.lines().filter(|line| line.split(' ').nth(1) == Some(rights) && wanted(line));
+        let ranges = lines.filter_map(|line| {
+            let (start, end) = line.split(' ').next()?.split_once('-')?;
+            Some(u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?)
+        });
+        ranges.filter(|range| range.end <= LOW).collect()
+    }
+
+    /// The address range of the code cache.
+    fn cache(&self) -> Range<u64> {
+        self.mappings("r-xs", |_| true).first().expect("a code cache").clone()
+    }
+
+    /// The guest's own code, and the runtime's code between that and the code cache: stubs, ways
+    /// out, trampolines.
+    fn in_place(&self) -> Vec<Range<u64>> {
+        let guest = self.mappings("r-xp", |line| line.ends_with("/windows/guest"));
+        let between = self.mappings("r-xp", |line| line.trim_end().ends_with(" 0"));
+        assert!(!guest.is_empty() && !between.is_empty());
+        guest.into_iter().chain(between).collect()
     }
 
     /// Sets the breakpoint before the instruction at `address`; `None` removes it.
@@ -271,6 +318,28 @@ impl Drop for Traced {
 /// The host instructions of one stretch that lie in the code cache or around the marker's call.
 fn instructions(process: &mut Traced) -> Vec<u64> {
     let places = [process.cache(), process.call()];
+    instructions_in(process, &places)
+}
+
+/// As [`instructions`], with those of the guest in place, and of the way between the two.
+fn instructions_in_place(process: &mut Traced) -> Vec<u64> {
+    let mut places = process.in_place();
+    // Behind the sample at the beginning of the stretch: the flags of stepped code that the
+    // interpreter executes have TF.
+    process.run_for(Duration::from_millis(1));
+    let between = places.len();
+    places.push(process.cache());
+    let found = instructions_in(process, &places);
+    for (n, place) in places.iter().enumerate() {
+        let there = found.iter().filter(|rip| place.contains(rip)).count();
+        println!("{place:x?}: {there} instructions");
+        assert!(n != 0 && n != between || there > 0, "nothing in {place:x?}");
+    }
+    found
+}
+
+/// The host instructions of one stretch that lie in `places`.
+fn instructions_in(process: &mut Traced, places: &[Range<u64>]) -> Vec<u64> {
     let (mut seen, mut found) = (HashSet::new(), Vec::new());
     for _ in 0..STEPS {
         match process.step() {
@@ -355,4 +424,10 @@ fn a_signal_at_every_instruction_of_returns_by_the_stack() {
 #[test]
 fn a_signal_at_every_instruction_of_a_call() {
     every_place(&["--tier", "interp"], 2, |process| process.call().collect(), 8);
+}
+
+#[test]
+fn a_signal_at_every_instruction_in_place() {
+    let options = ["--tier", "direct", "--sample", "every=1", "--threshold", "3"];
+    every_place(&options, 300_000, instructions_in_place, 100);
 }

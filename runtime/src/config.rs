@@ -60,6 +60,9 @@ pub const SAMPLED_EDGES: u32 = 160;
 pub enum Sampling {
     /// This many times in a second of a thread's processor time.
     Hz(u32),
+    /// This many times in a second of real time, also while a thread sleeps in a system call. For
+    /// tests: a call with a relative timeout begins anew at each sample.
+    Real(u32),
     /// Each time that the guest has come to the runtime this many times, which does not depend on
     /// time.
     Every(u32),
@@ -75,6 +78,7 @@ impl fmt::Display for Sampling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Sampling::Hz(hz) => write!(f, "hz={hz}"),
+            Sampling::Real(hz) => write!(f, "real={hz}"),
             Sampling::Every(n) => write!(f, "every={n}"),
         }
     }
@@ -84,10 +88,11 @@ impl FromStr for Sampling {
     type Err = String;
 
     fn from_str(s: &str) -> Result<Sampling, String> {
-        const FORM: &str = "expected hz=N (N from 1 to 10000) or every=N (N at least 1)";
+        const FORM: &str = "expected hz=N or real=N (N from 1 to 10000) or every=N (N at least 1)";
         let (kind, n) = s.split_once('=').ok_or(FORM)?;
         match (kind, n.parse().map_err(|_| FORM)?) {
             ("hz", hz @ 1..=10_000) => Ok(Sampling::Hz(hz)),
+            ("real", hz @ 1..=10_000) => Ok(Sampling::Real(hz)),
             ("every", n @ 1..) => Ok(Sampling::Every(n)),
             _ => Err(FORM.to_string()),
         }
@@ -369,6 +374,7 @@ mod tests {
     fn sampling_is_parsed_strictly() {
         assert_eq!("every=7".parse(), Ok(Sampling::Every(7)));
         assert_eq!("hz=100".parse(), Ok(Sampling::Hz(100)));
+        assert_eq!("real=100".parse(), Ok(Sampling::Real(100)));
         assert_eq!(Sampling::default().to_string().parse(), Ok(Sampling::default()));
         for bad in ["", "7", "every", "every=", "every=0", "every=-1", "hz=0", "hz=10001", "at=3"] {
             assert!(bad.parse::<Sampling>().is_err(), "{bad}");

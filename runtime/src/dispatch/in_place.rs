@@ -30,7 +30,7 @@ use crate::kernel::entry::call_stubs::SYSCALL;
 use crate::kernel::entry::in_place::{self, Left};
 use crate::kernel::process::{Outcome, System};
 use crate::kernel::signal::GuestFault;
-use crate::kernel::signal::samples::Timer;
+use crate::kernel::signal::samples::{Clock, Timer};
 use crate::kernel::{x87_pointer, xstate};
 use crate::memory::{self, FaultInfo};
 use dynasour_guest::ThreadContext;
@@ -103,10 +103,10 @@ impl Dispatcher {
                 true => self.in_place.turn_on(context, !sites.is_closed()),
                 false => self.in_place.dispatch = Dispatch::Impossible,
             }
+            let traces = self.machine.config.traces_in_place;
             self.in_place.timer = match self.machine.config.sampling {
-                Sampling::Hz(hz) if self.machine.config.traces_in_place => {
-                    Timer::start(context, hz)
-                }
+                Sampling::Hz(hz) if traces => Timer::start(context, Clock::Thread, hz),
+                Sampling::Real(hz) if traces => Timer::start(context, Clock::Real, hz),
                 _ => None,
             };
         }

@@ -267,6 +267,8 @@ pub fn left(context: &mut ThreadContext) -> Left {
     let all = [Left::Interrupted, Left::Call, Left::Call32, Left::Fault, Left::Sample];
     let left = context.in_place_left.load(Ordering::Relaxed);
     context.rip = context.in_place_rip.load(Ordering::Relaxed);
+    // A debugger that steps through the way out leaves its TF in the flags.
+    context.rflags &= !TRAP_FLAG;
     context.rflags |= context.in_place_flags.load(Ordering::Relaxed);
     all.into_iter().find(|known| *known as u64 == left).unwrap_or(Left::Interrupted)
 }

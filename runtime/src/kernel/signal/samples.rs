@@ -30,11 +30,23 @@ const SIGNAL: i32 = libc::SIGFPE;
 #[derive(Debug)]
 pub struct Timer(i32);
 
+/// What the timers measure.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Clock {
+    /// The thread's processor time.
+    Thread,
+    /// Real time.
+    Real,
+}
+
 impl Timer {
-    /// Starts to sample the calling thread, whose context is `context`, `hz` times in a second of
-    /// its processor time. None if the kernel refuses.
-    pub fn start(context: &ThreadContext, hz: u32) -> Option<Timer> {
-        let clock = libc::CLOCK_THREAD_CPUTIME_ID as u64;
+    /// Starts to sample the calling thread, whose context is `context`, `hz` times in a second.
+    /// None if the kernel refuses.
+    pub fn start(context: &ThreadContext, clock: Clock, hz: u32) -> Option<Timer> {
+        let clock = match clock {
+            Clock::Thread => libc::CLOCK_THREAD_CPUTIME_ID as u64,
+            Clock::Real => libc::CLOCK_MONOTONIC as u64,
+        };
         // SAFETY: gettid has no arguments.
         let thread = unsafe { raw(&Call::new(libc::SYS_gettid, &[])) } as i32;
         // The kernel's `sigevent`: value, signal, kind, thread; 64 bytes.
