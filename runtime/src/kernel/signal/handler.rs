@@ -334,6 +334,9 @@ fn handle(signo: i32, info: &SigInfo, frame: &mut libc::ucontext_t, context: &Th
     }
     if samples::is_sample(signo, info, context) {
         call_again(frame);
+        if context.pending.load(Ordering::Relaxed) != 0 {
+            come_out(frame, context);
+        }
         return;
     }
     // The kernel's codes for faults are positive. A signal that a process has sent has such a code

@@ -23,8 +23,10 @@ use crate::kernel::entry::{Call, raw};
 /// Nanoseconds of a thread's processor time before its first sample (guess: shorter processes gain
 /// nothing by traces; too high delays what gains).
 const FIRST: u64 = 50_000_000;
-/// The signal of samples: one of the six, which are never blocked while the guest runs.
-const SIGNAL: i32 = libc::SIGFPE;
+/// The signal of samples: one of the six, which are never blocked while the guest runs. The kernel
+/// keeps one signal of a kind for a thread. So it must not be that of a trap, which would be lost
+/// while a sample is pending (a fault happens again), nor that of [`super::call_out`].
+const SIGNAL: i32 = libc::SIGBUS;
 
 /// A timer of one thread.
 #[derive(Debug)]
