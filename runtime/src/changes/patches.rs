@@ -26,7 +26,7 @@
 //! Data: [`PATCHES`], one for the process, behind its own lock (number 8 in the order of
 //! `crate::sync`, beside the footprint). Invariant: patches stand only in code that system calls
 //! alone can change. They are written with the exclusive right to change code and taken back before
-//! the code changes (modelled in [`super::model`]).
+//! the code changes (modelled in `super::model`).
 //!
 //! Example: `mov eax, 110; syscall` at 0x401000 becomes `jmp 0x2f001000; syscall`.
 
