@@ -333,8 +333,11 @@ fn handle(signo: i32, info: &SigInfo, frame: &mut libc::ucontext_t, context: &Th
         return;
     }
     if samples::is_sample(signo, info, context) {
-        call_again(frame);
-        if context.pending.load(Ordering::Relaxed) != 0 {
+        if context.pending.load(Ordering::Relaxed) == 0 {
+            call_again(frame);
+        } else {
+            // A signal of the guest's may have ended the call; or another thread has called this
+            // one.
             come_out(frame, context);
         }
         return;
