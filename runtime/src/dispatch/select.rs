@@ -109,6 +109,18 @@ impl Selector {
         if self.sampled == 0 {
             return Some(Selected::Native);
         }
+        self.pass_head(context, from, to, kind)
+    }
+
+    /// The guest passes an edge to a block without native code: counts it if it is a head, or
+    /// records it again.
+    fn pass_head(
+        &mut self,
+        context: &ThreadContext,
+        from: u64,
+        to: &BlockEntry,
+        kind: EdgeKind,
+    ) -> Option<Selected> {
         let head = if kind == EdgeKind::Call { HeadKind::Function } else { HeadKind::Other };
         if let Some(stable) = self.traces.take_again(to.pc) {
             self.traces.start(to.lifted(), head, stable);
@@ -239,11 +251,6 @@ impl Policy for Selector {
         if to.user != NO_FRAGMENT {
             return Some(Selected::Native);
         }
-        let head = if kind == EdgeKind::Call { HeadKind::Function } else { HeadKind::Other };
-        if let Some(stable) = self.traces.take_again(to.pc) {
-            self.traces.start(to.lifted(), head, stable);
-            return None;
-        }
-        if is_head(kind, from, to.pc) { self.count(context, to, head) } else { None }
+        self.pass_head(context, from, to, kind)
     }
 }
