@@ -130,6 +130,16 @@ impl Engine for Notes {
         None
     }
 
+    fn park(&self, _: i32) -> Option<i32> {
+        None
+    }
+
+    fn is_parked(&self, _: i32) -> bool {
+        false
+    }
+
+    fn unpark(&self, _: i32) {}
+
     fn new_thread(&mut self, _: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>> {
         self.thread.map(|thread| Box::new(Body(thread)) as Box<dyn ThreadBody>)
     }

@@ -116,6 +116,13 @@ impl Engine for NoEngine {
     fn registers_of(&self, _: i32) -> Option<dynasour_runtime::kernel::process::Registers> {
         None
     }
+    fn park(&self, _: i32) -> Option<i32> {
+        None
+    }
+    fn is_parked(&self, _: i32) -> bool {
+        false
+    }
+    fn unpark(&self, _: i32) {}
     fn new_thread(&mut self, _: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>> {
         None
     }

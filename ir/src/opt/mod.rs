@@ -430,6 +430,7 @@ pub fn run_pipeline(version: &mut Version, pipeline: &[&str], options: &OptOptio
     if version.is_base() {
         return stats;
     }
+    verified(version);
     let chosen: Option<Vec<&str>> =
         options.passes.as_ref().map(|names| names.iter().map(String::as_str).collect());
     for pass in chosen.as_deref().unwrap_or(pipeline).iter().filter_map(|n| pass(n)) {
@@ -441,6 +442,7 @@ pub fn run_pipeline(version: &mut Version, pipeline: &[&str], options: &OptOptio
             stats.passes.extend(run_pass(version, pass, options));
         }
     }
+    verified(version);
     stats
 }
 
@@ -448,30 +450,37 @@ pub fn run_pipeline(version: &mut Version, pipeline: &[&str], options: &OptOptio
 pub fn optimise_with(version: &mut Version, names: &[&str], options: &OptOptions) -> OptStats {
     let mut stats = OptStats { insts_before: count(version), passes: Vec::new() };
     if !version.is_base() {
+        verified(version);
         let passes = names.iter().filter_map(|n| pass(n));
         stats.passes.extend(passes.filter_map(|pass| run_pass(version, pass, options)));
+        verified(version);
     }
     stats
 }
 
-/// Runs a pass unless the options leave it out; verifies before and after it in debug builds.
+/// Runs a pass unless the options leave it out. Debug builds verify the version after each pass that
+/// changed something; the callers verify it before the first pass and after the last.
 fn run_pass(version: &mut Version, pass: &Pass, options: &OptOptions) -> Option<PassStat> {
     if options.skip.iter().any(|s| s == pass.name) {
         return None;
     }
-    if cfg!(debug_assertions) {
-        crate::verify::assert_valid(version);
-    }
     let start = Instant::now();
     let changes = pass.run(version, options);
     let time = start.elapsed();
-    if cfg!(debug_assertions) {
-        crate::verify::assert_valid(version);
+    if changes > 0 {
+        verified(version);
     }
     if let Some(hook) = options.after_pass {
         hook(pass.name, version);
     }
     Some(PassStat { name: pass.name, changes, insts: count(version), time })
+}
+
+/// Debug builds panic if the version breaks a rule.
+fn verified(version: &Version) {
+    if cfg!(debug_assertions) {
+        crate::verify::assert_valid(version);
+    }
 }
 
 fn count(version: &Version) -> usize {

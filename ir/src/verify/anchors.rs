@@ -59,7 +59,7 @@ impl Checker<'_> {
 
     fn varmap(&mut self, id: AnchorId, anchor: &Anchor) {
         let at = Where::Anchor(id);
-        self.check_ty(Rule::Varmap, at, anchor.target, Ty::I64, "target");
+        self.check_ty(Rule::Varmap, at, anchor.target, Ty::I64, format_args!("target"));
         for pair in anchor.varmap.windows(2) {
             if pair[0].0 >= pair[1].0 {
                 let what = format!("{} before {}: not sorted or repeated", pair[0].0, pair[1].0);
@@ -70,31 +70,32 @@ impl Checker<'_> {
             if loc.ssa_index().is_none() {
                 self.error(Rule::Varmap, at, format!("{loc} is not an SSA location"));
             } else {
-                self.check_ty(Rule::Varmap, at, *operand, loc.ty(), loc.to_string().as_str());
+                self.check_ty(Rule::Varmap, at, *operand, loc.ty(), format_args!("{loc}"));
             }
         }
     }
 
     /// Every used anchor names each location that any used anchor names.
     fn total(&mut self, used: &[(AnchorId, &Anchor, Point)]) {
-        let mut named = [None; Loc::SSA_COUNT];
+        let locs = |anchor: &Anchor| {
+            anchor
+                .varmap
+                .iter()
+                .filter_map(|(l, _)| l.ssa_index())
+                .fold(0u64, |set, i| set | 1 << i)
+        };
+        let all = used.iter().fold(0, |set, (_, anchor, _)| set | locs(anchor));
         for (id, anchor, _) in used {
-            for i in anchor.varmap.iter().filter_map(|(loc, _)| loc.ssa_index()) {
-                named[i].get_or_insert(*id);
-            }
-        }
-        for (id, anchor, _) in used {
-            for (i, by) in named.iter().enumerate() {
+            let missing = all & !locs(anchor);
+            for i in (0..Loc::SSA_COUNT).filter(|i| missing >> i & 1 != 0) {
+                let names = |(_, a, _): &&(AnchorId, &Anchor, Point)| locs(a) >> i & 1 != 0;
+                let Some((by, ..)) = used.iter().find(names) else { continue };
                 let loc = Loc::from_ssa_index(i);
-                if let Some(by) = by
-                    && !anchor.varmap.iter().any(|(l, _)| *l == loc)
-                {
-                    self.error(
-                        Rule::Total,
-                        Where::Anchor(*id),
-                        format!("{loc} is missing, which {by} names"),
-                    );
-                }
+                self.error(
+                    Rule::Total,
+                    Where::Anchor(*id),
+                    format!("{loc} is missing, which {by} names"),
+                );
             }
         }
     }
@@ -153,13 +154,16 @@ impl Checker<'_> {
     fn deferred_shape(&mut self, id: AnchorId, anchor: &Anchor) {
         let at = Where::Anchor(id);
         for (i, store) in anchor.stores.iter().enumerate() {
-            let role = |part: &str| format!("deferred store {}, {part}", i + 1);
+            let store_number = i + 1;
             if !store.ty.is_machine_int() || !matches!(store.mem.scale, 1 | 2 | 4 | 8) {
-                self.error(Rule::Deferred, at, role("not a store"));
+                let what = format!("deferred store {store_number}, not a store");
+                self.error(Rule::Deferred, at, what);
             }
-            self.check_ty(Rule::Type, at, store.args[0], Ty::I64, &role("base"));
-            self.check_ty(Rule::Type, at, store.args[1], Ty::I64, &role("index"));
-            self.check_ty(Rule::Type, at, store.args[2], store.ty, &role("value"));
+            let types = [("base", Ty::I64), ("index", Ty::I64), ("value", store.ty)];
+            for (operand, (part, ty)) in store.args.iter().zip(types) {
+                let role = format_args!("deferred store {store_number}, {part}");
+                self.check_ty(Rule::Type, at, *operand, ty, role);
+            }
         }
     }
 

@@ -109,12 +109,15 @@ impl Checker<'_> {
             return;
         }
         for (i, (operand, arg)) in inst.args.iter().zip(args).enumerate() {
-            let role = format!("operand {}", i + 1);
-            match arg {
-                _ if inst.op == Op::Trunc => self.trunc_operand(*operand, inst.ty, at),
-                ArgTy::Same => self.check_ty(Rule::Type, at, *operand, inst.ty, &role),
-                ArgTy::Is(ty) => self.check_ty(Rule::Type, at, *operand, *ty, &role),
-            }
+            let want = match arg {
+                _ if inst.op == Op::Trunc => {
+                    self.trunc_operand(*operand, inst.ty, at);
+                    continue;
+                }
+                ArgTy::Same => inst.ty,
+                ArgTy::Is(ty) => *ty,
+            };
+            self.check_ty(Rule::Type, at, *operand, want, format_args!("operand {}", i + 1));
         }
         let result = match result {
             ResultTy::None => None,
@@ -224,7 +227,7 @@ impl Checker<'_> {
         }
         for (i, operand) in inst.args.iter().enumerate() {
             let ty = if i < gprs { Ty::I64 } else { Ty::Flags };
-            self.check_ty(Rule::Type, at, *operand, ty, &format!("operand {}", i + 1));
+            self.check_ty(Rule::Type, at, *operand, ty, format_args!("operand {}", i + 1));
         }
         let expected = native.gpr_out.len() + usize::from(native.flags_out);
         if inst.defs.len() != expected {
@@ -253,7 +256,7 @@ impl Checker<'_> {
         }
         for (i, (arg, param)) in args.iter().zip(&target.params).enumerate() {
             if let Some(ty) = self.value_ty(*param) {
-                self.check_ty(Rule::Jump, at, *arg, ty, &format!("operand {}", i + 1));
+                self.check_ty(Rule::Jump, at, *arg, ty, format_args!("operand {}", i + 1));
             }
         }
     }
@@ -263,7 +266,7 @@ impl Checker<'_> {
         match term {
             Term::Jump { to, args } => self.edge(*to, args, at),
             Term::Branch { cond, then, otherwise } => {
-                self.check_ty(Rule::Type, at, *cond, Ty::I1, "condition");
+                self.check_ty(Rule::Type, at, *cond, Ty::I1, format_args!("condition"));
                 self.edge(then.to, &then.args, at);
                 self.edge(otherwise.to, &otherwise.args, at);
             }
@@ -272,12 +275,12 @@ impl Checker<'_> {
             }
             Term::Exit(_) => {}
             Term::Guest(GuestTerm::Branch { cond, .. }) => {
-                self.check_ty(Rule::Type, at, *cond, Ty::I1, "condition")
+                self.check_ty(Rule::Type, at, *cond, Ty::I1, format_args!("condition"))
             }
             Term::Guest(
                 GuestTerm::Goto(pc) | GuestTerm::Call { target: pc, .. } | GuestTerm::Ret(pc),
             ) => {
-                self.check_ty(Rule::Type, at, *pc, Ty::I64, "target");
+                self.check_ty(Rule::Type, at, *pc, Ty::I64, format_args!("target"));
             }
             Term::Guest(
                 GuestTerm::Syscall { .. } | GuestTerm::Special { .. } | GuestTerm::Trap { .. },

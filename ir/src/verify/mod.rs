@@ -242,7 +242,14 @@ impl Checker<'_> {
         }
     }
 
-    fn check_ty(&mut self, rule: Rule, at: Where, operand: Operand, want: Ty, role: &str) {
+    fn check_ty(
+        &mut self,
+        rule: Rule,
+        at: Where,
+        operand: Operand,
+        want: Ty,
+        role: fmt::Arguments<'_>,
+    ) {
         if let Err(what) = self.operand_ty(operand, want) {
             self.error(rule, at, format!("{role}: {what}"));
         }
@@ -276,7 +283,13 @@ impl Checker<'_> {
             if version.entry_locs[..i].contains(loc) {
                 self.error(Rule::Shape, at, format!("entry location {loc} appears twice"));
             }
-            self.check_ty(Rule::Type, at, Operand::Value(*param), loc.ty(), "entry parameter");
+            self.check_ty(
+                Rule::Type,
+                at,
+                Operand::Value(*param),
+                loc.ty(),
+                format_args!("entry parameter"),
+            );
         }
         if version.is_base() {
             let one = version.blocks.len() == 1 && matches!(entry.term, Term::Guest(_));

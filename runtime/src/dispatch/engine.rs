@@ -122,6 +122,18 @@ impl Engine for Dispatcher {
         self.machine.peers.registers_of(tid)
     }
 
+    fn park(&self, tid: i32) -> Option<i32> {
+        self.machine.peers.park(tid)
+    }
+
+    fn is_parked(&self, tid: i32) -> bool {
+        self.machine.peers.is_parked(tid)
+    }
+
+    fn unpark(&self, tid: i32) {
+        self.machine.peers.unpark(tid);
+    }
+
     fn call_threads(&mut self) {
         self.machine.peers.call_process(&self.peer);
     }

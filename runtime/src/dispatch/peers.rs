@@ -27,6 +27,9 @@
 //! a thread that is seen in the cache is called, and a thread that leaves the cache while a call is
 //! under way waits until the signal has arrived.
 //!
+//! **Tracers.** A process in the same memory that stops a thread by `ptrace` makes it come out first
+//! ([`parking`]).
+//!
 //! Data: [`Peer`], one for each thread; [`Peers`], the list of them. Invariant: only the thread
 //! itself changes its state (or a vfork child that runs while the thread sleeps). The list's lock
 //! and those of the `stale` ranges are number 9 in the order of `crate::sync`.
@@ -34,6 +37,8 @@
 //! Example: thread A changes code at 0x1000 while B interprets. A posts the range to B, sees B
 //! interpreting, sets B's `pending` and waits. B's interpreter stops and B leaves, which ends A's
 //! wait. When B enters again, it finds the range and drops its blocks first.
+
+mod parking;
 
 use crate::changes::schedule::{SyncPoint, sync_point};
 use crate::kernel::entry::{self, Call};
@@ -91,6 +96,8 @@ pub struct Peer {
     /// The number of threads that are about to call this one, in units of [`CALLING`], and the bit
     /// [`CALLED`].
     calls: AtomicU32,
+    /// Whether a tracer is about to stop the thread.
+    parking: parking::Parking,
     /// The number of the guest's system calls that it has made.
     pub syscalls: AtomicU64,
     /// The number of blocks that it has interpreted, at the last `Dispatcher::publish_counts`.
@@ -177,7 +184,8 @@ impl Peer {
     }
 
     /// The thread is about to interpret with `context`, from outside or from the cache. On `false`
-    /// ranges were posted: the thread is outside and has to [`Peer::take_stale`] first.
+    /// ranges were posted, or the thread was asked to park: it is outside and has to [`Peer::take_stale`]
+    /// first.
     pub fn enter(&self, context: &mut ThreadContext) -> bool {
         self.context.store(context, Ordering::Relaxed);
         sync_point(SyncPoint::Enter);
@@ -186,9 +194,10 @@ impl Peer {
             self.accept_calls();
         }
         sync_point(SyncPoint::Enter);
-        let free = !self.posted.load(Ordering::SeqCst);
+        let free = !self.posted.load(Ordering::SeqCst) && !self.parking.is_requested();
         if !free {
             self.leave();
+            self.parking.park();
         }
         free
     }
@@ -326,8 +335,7 @@ impl Peers {
     /// not run yet, or if it is in the cache, where its context does not hold them. The thread does
     /// not run at the moment.
     pub fn registers_of(&self, tid: i32) -> Option<Registers> {
-        let all = lock(&self.all);
-        let peer = all.iter().find(|peer| peer.tid.load(Ordering::SeqCst) == tid)?;
+        let peer = self.with_tid(tid)?;
         if peer.state() == ThreadState::Cache {
             return None;
         }

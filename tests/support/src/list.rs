@@ -96,6 +96,8 @@ macro_rules! for_each_guest {
             threads_rust: "threads_rust.rs",
             clone_vm: "clone_vm.c" .exits(29),
             leak_sanitizer: "leak_sanitizer.c" .flags(&["-fsanitize=leak"]) .exits(23),
+            leak_sanitizer_threads: "leak_sanitizer_threads.c"
+                .flags(&["-fsanitize=leak", "-pthread"]) .exits(23),
             threads_stress: "threads_stress.c" .args(&["1", "100", "6"]) .flags(&["-pthread"]),
             // Integer instructions; their flags are read by pushf, which must not meet a red zone.
             flags_alu: "flags_alu.c" .flags(&["-mno-red-zone"]),

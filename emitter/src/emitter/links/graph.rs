@@ -71,11 +71,13 @@ impl Emitter {
             .filter(doomed)
             .flat_map(|(_, f)| [f.entry, f.inside.0, f.inside.1])
             .collect();
+        // Most links lead elsewhere: the bounds tell it for less than a look into the set.
+        let bounds = entries.iter().fold((u64::MAX, 0), |(a, b), e| (a.min(*e), b.max(*e)));
+        let leads_in =
+            |target: u64| (bounds.0..=bounds.1).contains(&target) && entries.contains(&target);
         let links = fragments()
             .flat_map(|(n, f)| f.links.iter().map(move |link| (FragmentId(n as u32), link)));
-        links
-            .filter(|(_, l)| l.kind != LinkKind::BackEdge && entries.contains(&l.target()))
-            .collect()
+        links.filter(|(_, l)| l.kind != LinkKind::BackEdge && leads_in(l.target())).collect()
     }
 
     /// Makes no link lead into these fragments any more, nor into their passages.

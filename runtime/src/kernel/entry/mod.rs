@@ -283,6 +283,15 @@ pub unsafe fn again(host_rip: u64, rax: i64, stack: u64) -> Option<(u64, i64)> {
     (rax == -i64::from(libc::EINTR)).then(|| (ended.start, number()))
 }
 
+/// Was a thread that a tracer has stopped at `host_rip` asleep in a call of the guest's? Then the
+/// kernel has ended the call with EINTR, or with one of its codes for a restart, which the thread
+/// does not see (`include/linux/errno.h`).
+pub fn was_asleep(host_rip: u64, rax: i64) -> bool {
+    const RESTARTS: [i64; 4] = [-512, -513, -514, -516];
+    let is_interrupted = rax == -i64::from(libc::EINTR) || RESTARTS.contains(&rax);
+    is_interrupted && Bounds::all().iter().any(|bounds| bounds.end == host_rip)
+}
+
 /// If this fault of the `int 0x80` means that the kernel has no 32-bit calls: the address at which
 /// the thread continues.
 pub fn missing_calls_32(host_rip: u64, trapno: u64, error: u64) -> Option<u64> {

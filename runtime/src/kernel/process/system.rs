@@ -103,6 +103,16 @@ pub trait Engine: Code {
     /// context does not hold them.
     fn registers_of(&self, tid: i32) -> Option<Registers>;
 
+    /// Makes thread `tid`, which shares this memory, come out of guest code and park before it would
+    /// execute any. Returns the id of its process; none if there is no such thread.
+    fn park(&self, tid: i32) -> Option<i32>;
+
+    /// Is thread `tid` parked? Then it holds no lock.
+    fn is_parked(&self, tid: i32) -> bool;
+
+    /// Ends [`Engine::park`], which has found the thread.
+    fn unpark(&self, tid: i32);
+
     /// A dispatcher for a new thread of this guest; `None` if there is no memory for it. Calls
     /// `protect` with memory that the guest must not touch.
     fn new_thread(&mut self, protect: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>>;

@@ -14,6 +14,7 @@ use super::{done, refuse, word};
 use crate::kernel::entry::Call;
 use crate::kernel::process::guest_access::guest_read;
 use crate::kernel::process::{Done, Engine, System};
+use crate::kernel::syscall::tracing::Stop;
 
 /// The flag of `clone` that gives the child a thread area.
 const CLONE_SETTLS: u64 = 0x0008_0000;
@@ -112,7 +113,10 @@ handlers! {
             false => Done::error(libc::EINVAL),
         }
     };
-    ptrace: |system, _context, engine, call| {
+    ptrace: |system, context, engine, call| {
+        if Stop::of(call.args[0]).is_some() {
+            return system.perform_64(context, engine, libc::SYS_ptrace, &call.args);
+        }
         let is_general = [libc::PTRACE_GETREGS, libc::PTRACE_GETREGSET]
             .contains(&(call.args[0] as libc::c_uint));
         if is_general && system.process.shares_memory() {
