@@ -229,8 +229,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "1/N[,SEED]")]
     chaos: Option<Chaos>,
     /// With --tier direct: when a thread is sampled, to find what is hot: hz=N (N times in a second
-    /// of its processor time), every=N (each Nth time that it comes to the runtime, which does not
-    /// depend on time), or real=N (N times in a second of real time, for tests)
+    /// of its processor time), timer=N (the same by signals of timers, as where perf_event_open is
+    /// not allowed), every=N (each Nth time that it comes to the runtime, which does not depend on
+    /// time), or real=N (N times in a second of real time, for tests)
     #[arg(long, default_value_t = Sampling::default(), value_name = "WHEN")]
     sample: Sampling,
     /// With --tier direct: short for --sample hz=N

@@ -310,7 +310,10 @@ fn what_cannot_be_explained_is_said() {
         &explain(&directory, &["/nonexistent/program"]),
         &["/nonexistent/program", "was not run"],
     );
-    refused(&explain(&directory, &["--tier", "interp", "/bin/true"]), &["expected dynamo or full"]);
+    refused(
+        &explain(&directory, &["--tier", "interp", "/bin/true"]),
+        &["expected dynamo, full or direct"],
+    );
     refused(&explain(&directory, &["--top", "0", "/bin/true"]), &["--top"]);
     refused(&explain(&directory, &["--skip-pass", "nothing", "/bin/true"]), &["unknown pass"]);
     refused(&explain(&directory, &[]), &["PROG"]);

@@ -288,6 +288,28 @@ fn samples_end_no_call_early() {
     }
 }
 
+/// A busy thread in place is sampled: by timers if the user wants them, otherwise by events, where
+/// the kernel allows them.
+#[test]
+fn a_busy_thread_is_sampled() {
+    let directory = temporary("sampled");
+    let script = "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done; echo $i";
+    for (sampling, by_events) in [("timer=1000", false), ("hz=1000", true)] {
+        let options = ["--sample", sampling, "--stats-json", "s.json"];
+        let outcome = translated(&directory, "direct", &options, &["sh", "-c", script]);
+        assert_eq!(
+            (outcome.status, outcome.stdout.as_slice()),
+            (Status::Exited(0), b"400000\n".as_slice())
+        );
+        let json = fs::read_to_string(directory.join("s.json")).expect("the file");
+        let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        let (all, events) = (json["guest_samples"].as_u64(), json["event_samples"].as_u64());
+        assert!(all > Some(3), "{json}");
+        // All but the first sample are events, or none is.
+        assert!(events == Some(0) || by_events && events == all.map(|n| n - 1), "{json}");
+    }
+}
+
 /// Limits on open files and file sizes do not prevent translation, nor that of the guest's
 /// children.
 #[test]

@@ -58,8 +58,11 @@ pub const SAMPLED_EDGES: u32 = 160;
 /// How guest code in place is sampled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sampling {
-    /// This many times in a second of a thread's processor time.
+    /// This many times in a second of a thread's processor time: by events of the kernel's if it
+    /// allows them, by timers otherwise.
     Hz(u32),
+    /// The same by timers.
+    Timer(u32),
     /// This many times in a second of real time, also while a thread sleeps in a system call. For
     /// tests: a call with a relative timeout begins anew at each sample.
     Real(u32),
@@ -78,6 +81,7 @@ impl fmt::Display for Sampling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Sampling::Hz(hz) => write!(f, "hz={hz}"),
+            Sampling::Timer(hz) => write!(f, "timer={hz}"),
             Sampling::Real(hz) => write!(f, "real={hz}"),
             Sampling::Every(n) => write!(f, "every={n}"),
         }
@@ -88,10 +92,12 @@ impl FromStr for Sampling {
     type Err = String;
 
     fn from_str(s: &str) -> Result<Sampling, String> {
-        const FORM: &str = "expected hz=N or real=N (N from 1 to 10000) or every=N (N at least 1)";
+        const FORM: &str =
+            "expected hz=N, timer=N or real=N (N from 1 to 10000), or every=N (N at least 1)";
         let (kind, n) = s.split_once('=').ok_or(FORM)?;
         match (kind, n.parse().map_err(|_| FORM)?) {
             ("hz", hz @ 1..=10_000) => Ok(Sampling::Hz(hz)),
+            ("timer", hz @ 1..=10_000) => Ok(Sampling::Timer(hz)),
             ("real", hz @ 1..=10_000) => Ok(Sampling::Real(hz)),
             ("every", n @ 1..) => Ok(Sampling::Every(n)),
             _ => Err(FORM.to_string()),

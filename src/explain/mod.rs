@@ -77,7 +77,7 @@ pub struct ExplainArgs {
     /// Discard the program's standard output and error instead of passing both to standard error
     #[arg(long)]
     discard_output: bool,
-    /// Tier to run under: dynamo or full
+    /// Tier to run under: dynamo, full or direct
     #[arg(long, value_name = "TIER", default_value_t = Tier::Dynamo, value_parser = parse_tier)]
     tier: Tier,
     /// Executions of a trace head before it is compiled, as for `run`
@@ -97,8 +97,8 @@ pub struct ExplainArgs {
 
 fn parse_tier(text: &str) -> Result<Tier, String> {
     match text.parse() {
-        Ok(tier @ (Tier::Dynamo | Tier::Full)) => Ok(tier),
-        Ok(_) | Err(_) => Err("expected dynamo or full, which make traces".to_string()),
+        Ok(tier @ (Tier::Dynamo | Tier::Full | Tier::Direct)) => Ok(tier),
+        Ok(_) | Err(_) => Err("expected dynamo, full or direct, which make traces".to_string()),
     }
 }
 
@@ -166,10 +166,13 @@ fn count(args: &ExplainArgs) -> Result<Counted> {
 
 /// The report for a program without hot code.
 fn without_traces(e: &Explanation) -> String {
+    let (at_samples, remedy) = match e.tier == Tier::Direct.to_string() {
+        true => (" at its samples", "A longer run or a lower --threshold helps"),
+        false => ("", "A lower --threshold makes traces earlier"),
+    };
     format!(
-        "{} never got hot: no loop or function of it was executed {} times, so no trace was made.\n\
-         A lower --threshold makes traces earlier; a program that executes others is explained as \
-         the last of them.\n",
+        "{} never got hot: no loop or function of it was executed {} times{at_samples}, so no trace \
+         was made.\n{remedy}; a program that executes others is explained as the last of them.\n",
         e.program,
         number(e.threshold.into())
     )

@@ -11,6 +11,7 @@ use super::native::{Line, Mark};
 use super::paint::{Paint, Style};
 use super::passes::{Edit, difference};
 use dynasour_guest::symbols::Symbols;
+use dynasour_runtime::config::Tier;
 use dynasour_runtime::observe::census::{Anchor, Census, Guard, GuardKind, Kind, To, Went};
 use std::fmt::Write;
 
@@ -98,11 +99,12 @@ impl Reporter<'_> {
             std::iter::once(&e.program).chain(&e.args).map(String::as_str).collect();
         let _ = writeln!(
             out,
-            "{} under --tier {}, heads hot after {} executions: {} in {}, {} guest instructions \
+            "{} under --tier {}, heads hot after {} executions{}: {} in {}, {} guest instructions \
              executed in them{}",
             p.text(Style::Title, &command.join(" ")),
             e.tier,
             number(e.threshold.into()),
+            if self.is_direct() { " at samples" } else { "" },
             plural(e.traces as u64, "trace"),
             plural(e.regions_in_all as u64, "region"),
             number(e.instructions),
@@ -112,6 +114,11 @@ impl Reporter<'_> {
             self.region(&mut out, rank, region);
         }
         out
+    }
+
+    /// Did the program run in place? Then code that is no trace is the guest's own.
+    fn is_direct(&self) -> bool {
+        self.census.tier == Tier::Direct.to_string()
     }
 
     fn region(&self, out: &mut String, rank: usize, region: &Region) {
@@ -247,6 +254,7 @@ impl Reporter<'_> {
             let to = match w.to {
                 To::Runtime => "the interpreter".to_string(),
                 To::Fragment { fragment } => self.fragment(fragment),
+                To::Block { pc } if self.is_direct() => format!("guest code at {pc:#x}"),
                 To::Block { pc } => format!("the copied block {pc:#x}"),
             };
             format!("{to} {}", number(w.times))

@@ -102,11 +102,16 @@ pub fn run(args: &GuardsArgs) -> Result<i32> {
         let there = parent.as_os_str().is_empty() || parent.is_dir();
         ensure!(there, "cannot save there: {} is no directory", parent.display());
     }
-    ensure!(
-        matches!(args.tier, Tier::Dynamo | Tier::Full),
-        "the tier {} makes no traces, so it has no guards",
-        args.tier
-    );
+    match args.tier {
+        Tier::Dynamo | Tier::Full => {}
+        Tier::Direct => bail!(
+            "the tier direct makes its traces where samples happen to fall, so that the counts of two \
+             runs cannot be compared; dynamo and full repeat theirs"
+        ),
+        tier @ (Tier::Interp | Tier::Copy) => {
+            bail!("the tier {tier} makes no traces, so it has no guards")
+        }
+    }
     let session = Session::new(args)?;
     let expected = session.expected()?;
     let (text, agree) = if args.chaos_sweep {

@@ -22,7 +22,7 @@
 //! the kernel raises SIGSYS; [`Dispatcher::left_in_place`] performs the call, and the next stretch
 //! runs on behind it.
 
-use super::Dispatcher;
+use super::{Dispatcher, count};
 use crate::changes::patches::{self, Trapped};
 use crate::config::{Sampling, Stage};
 use crate::interp::{Stop, noncanonical};
@@ -30,7 +30,7 @@ use crate::kernel::entry::call_stubs::SYSCALL;
 use crate::kernel::entry::in_place::{self, Left};
 use crate::kernel::process::{Outcome, System};
 use crate::kernel::signal::GuestFault;
-use crate::kernel::signal::samples::{Clock, Timer};
+use crate::kernel::signal::samples::{Clock, Sampler};
 use crate::kernel::{x87_pointer, xstate};
 use crate::memory::{self, FaultInfo};
 use dynasour_guest::ThreadContext;
@@ -63,8 +63,8 @@ enum Dispatch {
 #[derive(Debug, Default)]
 pub(super) struct InPlace {
     dispatch: Dispatch,
-    /// The timer of its samples.
-    timer: Option<Timer>,
+    /// What samples it.
+    sampler: Option<Sampler>,
     /// How often it has come to the runtime since the last sample, if it is sampled by that.
     visits: u32,
 }
@@ -72,8 +72,8 @@ pub(super) struct InPlace {
 impl InPlace {
     /// In a forked child: nothing is set up.
     pub fn after_fork_child(&mut self) {
-        if let Some(timer) = std::mem::take(self).timer {
-            timer.forget();
+        if let Some(sampler) = std::mem::take(self).sampler {
+            sampler.forget();
         }
     }
 
@@ -104,10 +104,12 @@ impl Dispatcher {
                 false => self.in_place.dispatch = Dispatch::Impossible,
             }
             let traces = self.machine.config.traces_in_place;
-            self.in_place.timer = match self.machine.config.sampling {
-                Sampling::Hz(hz) if traces => Timer::start(context, Clock::Thread, hz),
-                Sampling::Real(hz) if traces => Timer::start(context, Clock::Real, hz),
-                _ => None,
+            self.in_place.sampler = match self.machine.config.sampling {
+                _ if !traces => None,
+                Sampling::Hz(hz) => Sampler::start(context, Clock::Thread, hz),
+                Sampling::Timer(hz) => Sampler::start(context, Clock::ThreadTimer, hz),
+                Sampling::Real(hz) => Sampler::start(context, Clock::Real, hz),
+                Sampling::Every(_) => None,
             };
         }
         if self.in_place.dispatch == Dispatch::WithStubs && sites.is_closed() {
@@ -154,6 +156,7 @@ impl Dispatcher {
         match left {
             Left::Interrupted => system.deliver_pending(context),
             Left::Sample => {
+                self.was_sampled(context);
                 if self.effort.is_affordable() {
                     self.effort.begin();
                     self.selector.begin_sample();
@@ -175,6 +178,13 @@ impl Dispatcher {
             }
             Left::Fault => self.faulted_in_place(context, system),
         }
+    }
+
+    fn was_sampled(&mut self, context: &ThreadContext) {
+        let Some(sampler) = &mut self.in_place.sampler else { return };
+        count(&self.peer.sampled[0], 1);
+        count(&self.peer.sampled[1], u64::from(sampler.is_by_events()));
+        sampler.sampled(context);
     }
 
     /// An instruction of the guest's in place has faulted or trapped.

@@ -122,6 +122,8 @@ impl Machine {
             }
             peer.for_each_sample(|pc| samples.push(pc));
             stats.syscalls += peer.syscalls.load(Ordering::Relaxed);
+            stats.guest_samples += peer.sampled[0].load(Ordering::Relaxed);
+            stats.event_samples += peer.sampled[1].load(Ordering::Relaxed);
             stats.blocks += peer.blocks.load(Ordering::Relaxed);
             stats.blacklisted += peer.blacklisted.load(Ordering::Relaxed);
         });

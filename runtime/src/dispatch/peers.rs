@@ -100,6 +100,8 @@ pub struct Peer {
     parking: parking::Parking,
     /// The number of the guest's system calls that it has made.
     pub syscalls: AtomicU64,
+    /// The number of its samples in guest code in place, and of those that were events.
+    pub sampled: [AtomicU64; 2],
     /// The number of blocks that it has interpreted, at the last `Dispatcher::publish_counts`.
     pub blocks: AtomicU64,
     /// The number of heads that it has given up, at the last call of the same.

@@ -28,6 +28,14 @@ pub fn signals_have_all_rights() -> bool {
     *RELEASE >= (6, 12)
 }
 
+/// Whether the kernel is Linux 5.18 or newer. Since then the SIGTRAP of an event waits while it is
+/// blocked; before, it killed the process.
+///
+/// Source: `kernel/signal.c`, "signal: Deliver SIGTRAP on perf event asynchronously if blocked".
+pub fn event_signals_wait() -> bool {
+    *RELEASE >= (5, 18)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

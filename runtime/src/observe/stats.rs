@@ -53,6 +53,10 @@ pub struct Stats {
     pub links: u64,
     /// Patches in guest code that lead to traces.
     pub patches: u64,
+    /// Samples of guest code in place.
+    pub guest_samples: u64,
+    /// Of these, samples by events of the kernel's; the others come from timers.
+    pub event_samples: u64,
     /// Number of times that the runtime entered a fragment directly. A fragment that is entered by
     /// a link or through a copied block is not counted.
     pub fragment_entries: u64,
@@ -185,6 +189,8 @@ impl Stats {
         row("  guest instructions", self.trace_instructions.to_string());
         row("resolved exit stubs", self.stubs.to_string());
         row("patches in guest code", self.patches.to_string());
+        row("samples of guest code", self.guest_samples.to_string());
+        row("  of which by events", self.event_samples.to_string());
         row("links", self.links.to_string());
         row("code bytes", self.code_bytes.to_string());
         row("compile time (ms)", format!("{:.1}", self.compile_nanoseconds as f64 / 1e6));

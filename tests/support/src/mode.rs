@@ -39,6 +39,7 @@ impl Mode {
             Mode::new("copy", "--tier copy"),
             Mode::new("tiny-copy", "--tier copy --entry-check pext --cache-size 65536"),
             Mode::new("direct", "--tier direct"),
+            Mode::new("direct-timer", "--tier direct --sample timer=1000 --threshold 1"),
             Mode::new("direct-eager", "--tier direct --sample every=1 --threshold 1"),
             Mode::new(
                 "direct-chaos",

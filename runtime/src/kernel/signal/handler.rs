@@ -37,9 +37,9 @@ use dynasour_guest::ThreadContext;
 
 use dynasour_emitter::Diversion;
 
+use super::samples::{self, Source};
 use super::{
-    SYNCHRONOUS, SigInfo, SignalState, UNBLOCKABLE, held, native_store, precise, samples, set_of,
-    waiting,
+    SYNCHRONOUS, SigInfo, SignalState, UNBLOCKABLE, held, native_store, precise, set_of, waiting,
 };
 use crate::changes::host;
 use crate::kernel::entry::in_place::{self, Interrupted, Left};
@@ -291,7 +291,8 @@ pub unsafe extern "C" fn on_signal(
             if left == Left::Interrupted {
                 handle(signo, info, frame, context);
             }
-            let is_own = left == Left::Sample || is_call(signo, info);
+            let is_timer = samples::source(signo, info, context) == Some(Source::Timer);
+            let is_own = is_timer || is_call(signo, info);
             in_place::leave(&mut frame.uc_mcontext.gregs, context, left, is_own);
         }
     }
@@ -313,12 +314,12 @@ fn left_by(signo: i32, info: &SigInfo, frame: &libc::ucontext_t, context: &Threa
         let is_32 = info.architecture() == AUDIT_ARCH_I386;
         return if is_32 { Left::Call32 } else { Left::Call };
     }
+    if samples::source(signo, info, context).is_some() {
+        return Left::Sample;
+    }
     if SYNCHRONOUS & set_of(signo) != 0 && info.code() > 0 {
         memory::note_fault(fault_of(signo, info, &frame.uc_mcontext.gregs));
         return Left::Fault;
-    }
-    if samples::is_sample(signo, info, context) {
-        return Left::Sample;
     }
     Left::Interrupted
 }
@@ -332,15 +333,14 @@ fn handle(signo: i32, info: &SigInfo, frame: &mut libc::ucontext_t, context: &Th
         come_out(frame, context);
         return;
     }
-    if samples::is_sample(signo, info, context) {
-        if context.pending.load(Ordering::Relaxed) == 0 {
-            call_again(frame);
-        } else {
-            // A signal of the guest's may have ended the call; or another thread has called this
-            // one.
-            come_out(frame, context);
+    match samples::source(signo, info, context) {
+        Some(Source::Event) => return,
+        Some(Source::Timer) if context.pending.load(Ordering::Relaxed) == 0 => {
+            return call_again(frame);
         }
-        return;
+        // A signal of the guest's may have ended the call; or another thread has called this one.
+        Some(Source::Timer) => return come_out(frame, context),
+        None => {}
     }
     // The kernel's codes for faults are positive. A signal that a process has sent has such a code
     // only if the sender has forged it.

@@ -1,10 +1,9 @@
 //! Samples of a thread's program counter, taken by the kernel (`perf_event_open(2)`).
 //!
 //! After every [`PERIOD`] of the thread's processor time the kernel writes the program counter of
-//! the user code into memory that it shares with this process. That needs no signal and no thread,
-//! and no descriptor once the memory is mapped, so the guest cannot notice it. When the memory is
-//! full, the kernel stops sampling. Where the call is forbidden (`kernel.perf_event_paranoid`,
-//! seccomp) there are no samples.
+//! the user code into memory that it shares with this process ([`crate::kernel::perf_event`]). That needs no
+//! signal and no thread, so the guest cannot notice it. When the memory is full, the kernel stops
+//! sampling. Where events are forbidden there are no samples.
 //!
 //! Data: [`Samples`], the shared memory of one thread: a page of the kernel's, then [`PAGES`] pages
 //! of records.
@@ -17,86 +16,29 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::kernel::perf_event::{Attributes, Event, PAGE};
+
 /// Nanoseconds of processor time from one sample to the next (guess; fewer disturb the guest and
 /// fill the memory sooner, more divide the time of short runs badly).
 const PERIOD: u64 = 2_000_000;
 /// Pages of records; the kernel requires a power of two (guess: 16,384 samples, which is 32 s of
 /// processor time; later time is not sampled).
 const PAGES: usize = 64;
-/// Bytes of a page.
-const PAGE: usize = 4096;
-
-// Values of `linux/perf_event.h`.
-const TYPE_SOFTWARE: u32 = 1;
-const CONFIG_TASK_CLOCK: u64 = 1;
 const SAMPLE_IP: u64 = 1;
-/// Bits of `perf_event_attr`: no samples in the kernel or in a hypervisor.
-const EXCLUDE_KERNEL_AND_HYPERVISOR: u64 = 1 << 5 | 1 << 6;
-const FLAG_CLOEXEC: u64 = 8;
 const RECORD_SAMPLE: u32 = 9;
 /// Byte offset of `data_head` in the first page.
 const DATA_HEAD: usize = 1024;
 
-/// The beginning of `struct perf_event_attr`, in the first published size (64 bytes).
-#[repr(C)]
-#[derive(Default)]
-struct Attributes {
-    kind: u32,
-    size: u32,
-    config: u64,
-    period: u64,
-    sample_type: u64,
-    read_format: u64,
-    flags: u64,
-    wakeup: u32,
-    breakpoint: u32,
-    more: u64,
-}
-
 /// The samples of one thread.
 pub struct Samples {
-    memory: *mut u8,
+    event: Event,
 }
-
-// SAFETY: the memory is only read, and a record that the kernel has published there does not change
-// any more.
-unsafe impl Send for Samples {}
 
 impl Samples {
     /// Starts to sample the calling thread. None if that is not allowed.
     pub fn start() -> Option<Samples> {
-        let attributes = Attributes {
-            kind: TYPE_SOFTWARE,
-            size: size_of::<Attributes>() as u32,
-            config: CONFIG_TASK_CLOCK,
-            period: PERIOD,
-            sample_type: SAMPLE_IP,
-            flags: EXCLUDE_KERNEL_AND_HYPERVISOR,
-            ..Attributes::default()
-        };
-        // SAFETY: the attributes are valid for the call, which makes a descriptor.
-        let fd = unsafe {
-            libc::syscall(libc::SYS_perf_event_open, &raw const attributes, 0, -1, -1, FLAG_CLOEXEC)
-        };
-        if fd < 0 {
-            return None;
-        }
-        // SAFETY: a fresh mapping of the descriptor, which belongs to this function and is closed
-        // here. The mapping keeps the kernel's event alive.
-        let memory = unsafe {
-            let prot = libc::PROT_READ | libc::PROT_WRITE;
-            let memory = libc::mmap(
-                std::ptr::null_mut(),
-                (1 + PAGES) * PAGE,
-                prot,
-                libc::MAP_SHARED,
-                fd as i32,
-                0,
-            );
-            libc::close(fd as i32);
-            memory
-        };
-        (memory != libc::MAP_FAILED).then_some(Samples { memory: memory.cast() })
+        let attributes = Attributes { period: PERIOD, records: SAMPLE_IP, signal: None };
+        Event::start(&attributes, PAGES).map(|event| Samples { event })
     }
 
     /// Calls `f` with the program counter of each sample so far.
@@ -104,11 +46,11 @@ impl Samples {
         const WORDS: usize = PAGES * PAGE / 8;
         // SAFETY: within the mapping and aligned; the kernel writes the word atomically, after the
         // records that it publishes.
-        let head = unsafe { AtomicU64::from_ptr(self.memory.add(DATA_HEAD).cast()) }
+        let head = unsafe { AtomicU64::from_ptr(self.event.memory().add(DATA_HEAD).cast()) }
             .load(Ordering::Acquire);
         let word = |n: usize| {
             // SAFETY: within the mapping and aligned, and published.
-            unsafe { self.memory.add(PAGE + 8 * (n % WORDS)).cast::<u64>().read() }
+            unsafe { self.event.memory().add(PAGE + 8 * (n % WORDS)).cast::<u64>().read() }
         };
         // No record was overwritten, because none was ever taken out. A record is a header of one
         // word and then the fields that were asked for; here that is one word.
@@ -121,13 +63,6 @@ impl Samples {
             }
             n += words.max(1);
         }
-    }
-}
-
-impl Drop for Samples {
-    fn drop(&mut self) {
-        // SAFETY: the mapping belongs to this value, and no reference into it is left.
-        unsafe { libc::munmap(self.memory.cast(), (1 + PAGES) * PAGE) };
     }
 }
 
