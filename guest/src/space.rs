@@ -14,8 +14,8 @@
 //!
 //! A computed place is only a suggestion; `MAP_FIXED_NOREPLACE` decides whether a range is free.
 //! [`map_low`] therefore tries the address after the last image first, reads `/proc/self/maps` only
-//! when that is taken, and never maps over anything. Any thread may call these functions; the only
-//! shared state is one atomic address.
+//! when that is taken, and never maps over anything. Any thread may call these functions; they
+//! share one atomic address and the list of the holes in images, which has a lock.
 
 mod brk;
 #[cfg(test)]
@@ -30,6 +30,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 use nix::sys::mman::{self, MapFlags, ProtFlags};
@@ -58,6 +59,10 @@ const GAP: u64 = PAGE;
 /// Attempts to place a mapping when another thread takes the suggested range in between (guess; if
 /// all fail the kernel chooses the address).
 const ATTEMPTS: usize = 8;
+
+/// The unmapped ranges between the segments of images. The lock is held only to look or to add, by
+/// callers that keep other threads from forking meanwhile.
+static HOLES: Mutex<Vec<Range<u64>>> = Mutex::new(Vec::new());
 
 /// The address to try for the next image; zero before first use.
 static NEXT_LOW: AtomicU64 = AtomicU64::new(0);
@@ -91,7 +96,10 @@ fn low_start() -> u64 {
 /// suggestion: map it with `MAP_FIXED_NOREPLACE` and ask again on `EEXIST`. [`map_low`] does that
 /// for a file.
 pub fn place_low_aligned(len: u64, align: u64) -> Option<u64> {
-    first_gap(&maps().ok()?, low_start()..LOW.end, len, align)
+    let mut taken: Vec<Range<u64>> = maps().ok()?.into_iter().map(|entry| entry.range).collect();
+    taken.extend(holes().iter().cloned());
+    taken.sort_unstable_by_key(|range| range.start);
+    first_gap(&taken, low_start()..LOW.end, len, align)
 }
 
 /// [`place_low_aligned`] with page alignment.
@@ -99,21 +107,32 @@ pub fn place_low(len: u64) -> Option<u64> {
     place_low_aligned(len, PAGE)
 }
 
-/// The lowest address within `bounds` for `len` bytes between the sorted `taken` mappings.
-fn first_gap(taken: &[MapEntry], bounds: Range<u64>, len: u64, align: u64) -> Option<u64> {
+/// The lowest address within `bounds` for `len` bytes between the sorted `taken` ranges.
+fn first_gap(taken: &[Range<u64>], bounds: Range<u64>, len: u64, align: u64) -> Option<u64> {
     let len = page_up(len).filter(|&len| len > 0)?;
     let align_up = |address: u64| address.checked_add(align - 1).map(|sum| sum & !(align - 1));
     let mut candidate = align_up(bounds.start)?;
-    for entry in taken {
+    for range in taken {
         let end = candidate.checked_add(len)?;
-        if end.checked_add(GAP)? <= entry.range.start {
+        if end.checked_add(GAP)? <= range.start {
             break;
         }
-        if entry.range.end.checked_add(GAP)? > candidate {
-            candidate = align_up(candidate.max(entry.range.end + GAP))?;
+        if range.end.checked_add(GAP)? > candidate {
+            candidate = align_up(candidate.max(range.end + GAP))?;
         }
     }
     (candidate.checked_add(len)? <= bounds.end).then_some(candidate)
+}
+
+fn holes() -> MutexGuard<'static, Vec<Range<u64>>> {
+    HOLES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps the holes of an image free: its segments would not be neighbours any more if another image
+/// lay between them, and the C library looks for the image of an address by its first and last
+/// address.
+pub(crate) fn keep_holes_free(new: impl IntoIterator<Item = Range<u64>>) {
+    holes().extend(new);
 }
 
 /// Calls `map_at` with low addresses for `len` bytes until one is free. `None` when the low region
@@ -137,7 +156,9 @@ pub(crate) fn try_low<T>(
         } else {
             None
         };
-        let candidate = match candidate {
+        let is_in_hole =
+            |start: &u64| holes().iter().any(|hole| *start < hole.end && hole.start < start + len);
+        let candidate = match candidate.filter(|start| !is_in_hole(start)) {
             Some(candidate) => candidate,
             None => place_low_aligned(len, align)?,
         };
@@ -204,18 +225,6 @@ mod tests {
     use super::forked::in_child;
     use super::*;
 
-    fn entry(range: Range<u64>) -> MapEntry {
-        MapEntry {
-            range,
-            prot: ProtFlags::PROT_READ,
-            shared: false,
-            offset: 0,
-            device: (0, 0),
-            inode: 0,
-            path: None,
-        }
-    }
-
     #[test]
     fn rounding() {
         assert_eq!(page_down(0x1fff), 0x1000);
@@ -226,8 +235,7 @@ mod tests {
 
     #[test]
     fn gaps_keep_a_page_on_either_side() {
-        let taken =
-            [entry(0x20000..0x30000), entry(0x33000..0x40000), entry(0x7000_0000..0x7000_1000)];
+        let taken = [0x20000..0x30000, 0x33000..0x40000, 0x7000_0000..0x7000_1000];
         let bounds = 0x10000..0x50000;
         // 0x10000..0x1f000 fits before the first mapping with one page to spare.
         assert_eq!(first_gap(&taken, bounds.clone(), 0xf000, PAGE), Some(0x10000));
@@ -244,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_mapping_that_ends_before_the_bounds_does_not_push() {
-        let taken = [entry(0x1000..0x2000)];
+        let taken = [0x1000..0x2000, 0x8000..0x9000];
         assert_eq!(first_gap(&taken, 0x10000..0x20000, PAGE, PAGE), Some(0x10000));
     }
 

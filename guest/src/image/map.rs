@@ -12,7 +12,7 @@ use nix::sys::mman::{MapFlags, ProtFlags};
 
 use super::error::Reason;
 use super::header::{Headers, Segment};
-use crate::space::{Reservation, page_down, try_low};
+use crate::space::{Reservation, keep_holes_free, page_down, try_low};
 
 /// An image that is mapped, and unmapped again unless committed.
 pub(super) struct Image {
@@ -46,6 +46,7 @@ impl Image {
         if headers.relocatable {
             image.unmap_holes(&clusters).map_err(cannot_map("image", &span))?;
         }
+        keep_holes_free(image.holes(&clusters));
         Ok(image)
     }
 
@@ -85,6 +86,11 @@ impl Image {
 
     fn moved(&self, range: Range<u64>) -> Range<u64> {
         range.start.wrapping_add(self.bias)..range.end.wrapping_add(self.bias)
+    }
+
+    /// The ranges between segments.
+    fn holes(&self, clusters: &[Range<u64>]) -> Vec<Range<u64>> {
+        clusters.windows(2).map(|pair| self.moved(pair[0].end..pair[1].start)).collect()
     }
 
     /// Maps one segment as the kernel does: the file's pages, zeros to the end of the last of them,
@@ -127,8 +133,7 @@ impl Image {
 
     /// Unmaps the pages between segments.
     fn unmap_holes(&mut self, clusters: &[Range<u64>]) -> Result<(), Errno> {
-        for pair in clusters.windows(2) {
-            let hole = self.moved(pair[0].end..pair[1].start);
+        for hole in self.holes(clusters) {
             for reservation in &mut self.reservations {
                 reservation.unmap(hole.clone())?;
             }

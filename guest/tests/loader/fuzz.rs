@@ -230,13 +230,27 @@ fn spoilt_files() {
                     continue;
                 }
                 let outcome = load_in_child(&path);
-                assert!(matches!(outcome.status, Ok(0 | 1)), "case {case}: {done}: {outcome:?}");
+                let said = String::from_utf8_lossy(&outcome.stdout);
+                let status = outcome.status;
+                assert!(matches!(status, Ok(0 | 1)), "case {case}: {done}: {status:?}, {said}");
                 loaded += usize::from(outcome.status == Ok(0));
             }
         }
     }
     println!("{cases} cases, {accepted} accepted, {loaded} loaded");
     assert!(accepted > cases / 50 && loaded > CASES / 100, "the mix is useful");
+}
+
+/// The dynamic linker has room between the segments of this program, but is placed elsewhere.
+#[test]
+fn a_hole_of_the_program_stays_free() {
+    let _alone = alone();
+    let directory = scratch();
+    let source = "int data[3] = {1}; int main(void) { return data[1]; }";
+    let options = ["-no-pie", "-Wl,-Ttext-segment=0x10000", "-Wl,-Tdata=0x10000000"];
+    let path = compile(directory.path(), "hole", source, &options);
+    let outcome = load_in_child(&path);
+    assert_eq!(outcome.status, Ok(0), "{}", String::from_utf8_lossy(&outcome.stdout));
 }
 
 /// Bytes that form no ELF file, with and without the magic number.

@@ -92,6 +92,10 @@ pub fn in_child(body: impl FnOnce() -> i32) -> Outcome {
             let status = catch_unwind(AssertUnwindSafe(|| {
                 dup2_stdout(&writer).expect("stdout");
                 drop(writer);
+                // The harness would keep the message of a panic in memory, which ends with the child.
+                std::panic::set_hook(Box::new(|panic| {
+                    let _ = nix::unistd::write(std::io::stdout(), panic.to_string().as_bytes());
+                }));
                 body()
             }));
             // SAFETY: ends the child at once, without the parent's exit handlers.
