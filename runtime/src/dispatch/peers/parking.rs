@@ -9,7 +9,7 @@
 //! moment, and is stopped again. When the stop is accepted, the tracer withdraws its request
 //! ([`Peers::unpark`]), and the thread goes on once it is no longer stopped.
 //!
-//! Data: [`Parking`], in each [`Peer`](super::Peer). Invariant: a thread is parked only while it is
+//! Data: [`Parking`], in each [`Peer`]. Invariant: a thread is parked only while it is
 //! outside and holds no lock. The list's lock is taken to find the thread, and is free again while
 //! the tracer waits. The tests explore every interleaving of a tracer and a thread.
 //!
