@@ -21,6 +21,7 @@
 
 pub mod build;
 pub mod code;
+pub mod hangs;
 pub mod list;
 pub mod mode;
 pub mod program;

@@ -1,5 +1,6 @@
 //! Running one command with a limit, and comparing what two runs showed.
 
+use crate::hangs;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::File;
@@ -147,6 +148,8 @@ impl Invocation {
         let status = match status {
             Some(status) if open == 0 => Status::from(status),
             _ => {
+                let group = libc::pid_t::try_from(child.id()).expect("process ids fit in pid_t");
+                eprintln!("{:?} does not end:\n{}", self.args, hangs::describe(group));
                 kill_group(&child);
                 child.wait().expect("wait for a killed child");
                 Status::TimedOut
