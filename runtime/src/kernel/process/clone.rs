@@ -24,14 +24,13 @@
 //! stack, and spawns the child with `CLONE_VM | CLONE_VFORK`. The child runs `child_main` until it
 //! exits or executes a program; then the parent's call returns the child's id.
 
-use std::sync::atomic::Ordering;
-
 use dynasour_guest::ThreadContext;
 
 use crate::kernel::entry::{self, Call, SpawnStart};
 use crate::kernel::process::guest_access::guest_write;
 use crate::kernel::process::report::Report;
 use crate::kernel::process::{Done, Engine, System};
+use crate::kernel::signal::gate::{Closed, Extent};
 use crate::kernel::signal::{self, SYNCHRONOUS};
 
 use super::shared::InCommon;
@@ -332,11 +331,7 @@ impl System {
     ) -> Done {
         // The child forgets accepted signals, since they are its parent's. A signal that was sent
         // to the child must not be accepted before that.
-        signal::set_kernel_mask(!0);
-        if context.pending.load(Ordering::Relaxed) != 0 {
-            // All signals stay blocked until the delivery sets the guest's mask.
-            return Done::Restart;
-        }
+        let Some(closed) = Closed::close(context, Extent::All) else { return Done::Restart };
         let threaded = self.process.threads().ever();
         let alone = threaded && request.is_plain_fork();
         let done = if threaded { self.fork_alone(engine, request) } else { self.fork_raw(request) };
@@ -349,7 +344,7 @@ impl System {
             }
         };
         if done != Done::Value(0) {
-            signal::set_kernel_mask(signal::host_mask(self.mask));
+            closed.open(signal::host_mask(self.mask));
             if let Done::Value(pid @ 1..) = done {
                 write(parent_tid, pid);
             }
@@ -367,7 +362,7 @@ impl System {
         }
         engine.after_fork_child();
         request.enter_child(context);
-        signal::set_kernel_mask(signal::host_mask(self.mask));
+        closed.open(signal::host_mask(self.mask));
         Done::Registers
     }
 
@@ -408,11 +403,9 @@ impl System {
             return Done::error(libc::EAGAIN);
         }
         // The new host thread inherits the mask that is set here.
-        signal::set_kernel_mask(!SYNCHRONOUS);
-        if context.pending.load(Ordering::Relaxed) != 0 {
-            // The delivery sets the guest's mask.
+        let Some(closed) = Closed::close(context, Extent::Asynchronous) else {
             return Done::Restart;
-        }
+        };
         engine.private_memory_lost();
         let made = match engine.new_thread(&|range| self.protect(range)) {
             Some(body) => self.make_thread(context, body, request.identity(), |context| {
@@ -420,7 +413,7 @@ impl System {
             }),
             None => Err(libc::EAGAIN),
         };
-        signal::set_kernel_mask(signal::host_mask(self.mask));
+        closed.open(signal::host_mask(self.mask));
         made.map_or_else(Done::error, |tid| Done::Value(i64::from(tid)))
     }
 
@@ -435,11 +428,9 @@ impl System {
             // Threads signal each other by their ids, which differ between the namespaces.
             return Done::error(libc::EINVAL);
         }
-        signal::set_kernel_mask(!SYNCHRONOUS);
-        if context.pending.load(Ordering::Relaxed) != 0 {
-            // The delivery sets the guest's mask.
+        let Some(closed) = Closed::close(context, Extent::Asynchronous) else {
             return Done::Restart;
-        }
+        };
         engine.private_memory_lost();
         self.share_memory();
         let body = engine.new_thread(&|range| self.protect(range));
@@ -476,7 +467,7 @@ impl System {
             }
             Done::Value(result)
         });
-        signal::set_kernel_mask(signal::host_mask(self.mask));
+        closed.open(signal::host_mask(self.mask));
         done
     }
 
@@ -499,11 +490,7 @@ impl System {
         child.start.context = &raw mut *child.context;
         // No signal may come before the child has its own context in GS. None may have been
         // accepted either, because the parent sleeps and could not deliver it.
-        signal::set_kernel_mask(!0);
-        if context.pending.load(Ordering::Relaxed) != 0 {
-            // All signals stay blocked until the delivery sets the guest's mask.
-            return Done::Restart;
-        }
+        let Some(closed) = Closed::close(context, Extent::All) else { return Done::Restart };
         let mut buffer = [0; ARGS_WORDS];
         let call = request.host_call(Some(stack.base_and_size()), None, &mut buffer);
         let child_address = &raw mut child;
@@ -514,7 +501,7 @@ impl System {
             .threads()
             .stand_still(|| unsafe { entry::spawn(&call, child_address.cast()) });
         child.engine.vfork_child_gone();
-        signal::set_kernel_mask(signal::host_mask(self.mask));
+        closed.open(signal::host_mask(self.mask));
         Done::Value(result)
     }
 }

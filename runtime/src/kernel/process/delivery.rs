@@ -8,9 +8,9 @@
 //! handler, with the exact guest state in `ThreadContext`. The lock of the process's actions is
 //! taken to read or to set an action; no other lock is held meanwhile.
 //!
-//! Invariant: [`System::deliver_pending`] installs the guest's mask in the kernel only after the
-//! frames of all deliverable signals are built, so no second instance of a signal is accepted while
-//! the first waits.
+//! Invariant: [`System::deliver_pending`] opens the gate ([`gate`]) only after the frames of all
+//! deliverable signals are built, so no second instance of a signal is accepted while the first
+//! waits.
 //!
 //! Example: SIGALRM is accepted in a fragment. The fragment leaves at its next safe point;
 //! `deliver_pending` writes the frame to the guest's stack, sets rip to the guest's handler, and
@@ -24,11 +24,10 @@ use super::{Done, Outcome, System};
 use crate::changes::host;
 use crate::kernel::entry::{self, Call, rights};
 use crate::kernel::signal::frame::{self, Contents, RESUME_FLAG, Returned};
-use crate::kernel::signal::held;
 use crate::kernel::signal::{
-    DEADLY, GuestFault, SYNCHRONOUS, SigAction, SigInfo, SigSet, UNBLOCKABLE, host_mask, sa,
-    set_kernel_mask, set_of,
+    DEADLY, GuestFault, SYNCHRONOUS, SigAction, SigInfo, SigSet, UNBLOCKABLE, host_mask, sa, set_of,
 };
+use crate::kernel::signal::{gate, held};
 use crate::kernel::xstate::{self, BadState};
 use crate::kernel::{release, signal, x87_pointer};
 use crate::memory;
@@ -65,10 +64,9 @@ impl System {
             }
             self.delivery_mask = None;
             self.signals.set_effective_mask(self.mask);
-            // The handler blocked all asynchronous signals when it accepted the first one. From
-            // here on it can accept more.
-            set_kernel_mask(host_mask(self.mask));
-            if context.pending.load(Ordering::Relaxed) == 0 {
+            // If no signal was pending at first, the gate was open all the time, and one may have
+            // been accepted by now.
+            if gate::open(host_mask(self.mask)) && context.pending.load(Ordering::Relaxed) == 0 {
                 return Outcome::Continue;
             }
         }
@@ -287,12 +285,7 @@ impl System {
         // kernel keeps all asynchronous signals blocked until the held one has been delivered.
         let lets_in_held = self.signals.accepted() & !SYNCHRONOUS & !mask != 0;
         let kernel = if lets_in_held { !SYNCHRONOUS } else { host_mask(mask) };
-        let call = Call::new(
-            libc::SYS_rt_sigprocmask,
-            &[libc::SIG_SETMASK as u64, std::ptr::from_ref(&kernel) as u64, 0, 8],
-        );
-        // SAFETY: reads `kernel`, which does not block the six.
-        if unsafe { entry::windowed(&call) } == entry::NOT_ENTERED {
+        if !gate::open(kernel) {
             return false;
         }
         self.mask = mask;

@@ -42,7 +42,7 @@ use crate::kernel::process::guest_access::{guest_read, guest_string};
 use crate::kernel::process::limits::Limit;
 use crate::kernel::process::own_files::is_own_executable;
 use crate::kernel::process::{Done, Engine, System};
-use crate::kernel::signal::{self, SIG_IGN, SYNCHRONOUS_SIGNALS};
+use crate::kernel::signal::{self, SIG_IGN, SYNCHRONOUS_SIGNALS, gate};
 
 /// Bytes of one string, with its terminator (execve(2): `MAX_ARG_STRLEN`, 32 pages).
 const LONGEST_STRING: usize = 32 * 4096;
@@ -383,6 +383,10 @@ impl System {
     /// Performs an execve. For its duration the kernel has the guest's mask and the guest's ignored
     /// signals.
     fn switch_alone(&mut self, call: &Call) -> Done {
+        let synchronous_blocked = self.mask & signal::SYNCHRONOUS;
+        if synchronous_blocked != 0 && !gate::open(self.mask) {
+            return Done::Restart;
+        }
         for signo in SYNCHRONOUS_SIGNALS {
             // Execve itself resets handlers to the default. Until then the host needs its own.
             let action = self.process.action(signo);
@@ -390,16 +394,13 @@ impl System {
                 signal::set_kernel_action(signo, &action);
             }
         }
-        let synchronous_blocked = self.mask & signal::SYNCHRONOUS;
-        if synchronous_blocked != 0 {
-            signal::set_kernel_mask(self.mask);
-            // Held signals must be pending in the new program, too.
-            self.send_held_again(synchronous_blocked);
-        }
+        // Held signals must be pending in the new program, too.
+        self.send_held_again(synchronous_blocked);
         let done = self.pass_exec(call);
         // The call has failed: restores what the host needs.
         if synchronous_blocked != 0 {
-            signal::set_kernel_mask(signal::host_mask(self.mask));
+            // If the gate does not open, the handler has accepted a signal and unblocked the six.
+            let _ = gate::open(signal::host_mask(self.mask));
         }
         for signo in
             SYNCHRONOUS_SIGNALS.into_iter().filter(|&s| self.process.action(s).handler == SIG_IGN)

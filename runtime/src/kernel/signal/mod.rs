@@ -19,8 +19,8 @@
 //!
 //! Invariants
 //! * After an asynchronous signal has been accepted, all asynchronous signals stay blocked until
-//!   the guest's frame is built. The kernel queues the others, so one record for each signal number
-//!   is enough. A held asynchronous signal is blocked in the kernel, too. A mask that does not
+//!   the guest's frame is built ([`gate`]). The kernel queues the others, so one record for each
+//!   signal number is enough. A held asynchronous signal is blocked in the kernel, too. A mask that does not
 //!   block it is installed only after it has been delivered.
 //! * `ThreadContext::pending` is nonzero if an accepted signal can be delivered under the mask in
 //!   effect. It may be nonzero without such a signal; then the delivery finds nothing.
@@ -35,6 +35,7 @@
 
 pub mod altstack;
 pub mod frame;
+pub mod gate;
 mod handler;
 pub(crate) mod held;
 pub(crate) mod host_entry;

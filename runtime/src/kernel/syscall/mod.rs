@@ -57,7 +57,7 @@ use dynasour_guest::ThreadContext;
 use crate::kernel::entry::{self, Call};
 use crate::kernel::process::seccomp::ARCHITECTURE;
 use crate::kernel::process::{Done, Engine, Outcome, System};
-use crate::kernel::signal;
+use crate::kernel::signal::gate::{Closed, Extent};
 
 impl System {
     /// Performs the guest's system call, then delivers the signals that arrived during the call.
@@ -248,12 +248,10 @@ impl System {
             return Done::Outcome(Outcome::Exit(status));
         }
         // From here on the kernel gives signals that are sent to the process to other threads.
-        signal::set_kernel_mask(!signal::SYNCHRONOUS);
-        if context.pending.load(Ordering::Relaxed) != 0 {
-            // The delivery of the signal sets the kernel's mask again.
-            return Done::Restart;
+        match Closed::close(context, Extent::Asynchronous) {
+            Some(_) => Done::Outcome(Outcome::ThreadExit(status)),
+            None => Done::Restart,
         }
-        Done::Outcome(Outcome::ThreadExit(status))
     }
 
     /// Has the kernel perform a call with the guest's own number and arguments.
