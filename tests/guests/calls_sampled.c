@@ -120,7 +120,6 @@ static const struct kind {
              {"waitpid", by_waitpid, nothing},  {"flock", by_flock, unlock},      {"sigwaitinfo", by_signal, send_signal},
              {"clock_nanosleep", rest, nothing}};
 
-static const struct kind *now;
 static int rounds;
 static pthread_barrier_t barrier;
 
@@ -129,7 +128,7 @@ static void *other(void *unused) {
         for (int i = 0; i < rounds; i++) {
             pthread_barrier_wait(&barrier);
             rest();
-            now->let_go();
+            kinds[k].let_go();
         }
     return unused;
 }
@@ -151,16 +150,14 @@ int main(int argc, char **argv) {
     sem_init(&semaphore, 0, 0);
     pthread_barrier_init(&barrier, NULL, 2);
     pthread_t thread;
-    now = kinds;
     pthread_create(&thread, NULL, other, NULL);
     for (unsigned k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         int ended_early = 0;
-        now = &kinds[k];
         for (int i = 0; i < rounds; i++) {
             pthread_barrier_wait(&barrier);
-            ended_early += now->wait() != 0;
+            ended_early += kinds[k].wait() != 0;
         }
-        printf("%s: %d of %d\n", now->name, ended_early, rounds);
+        printf("%s: %d of %d\n", kinds[k].name, ended_early, rounds);
     }
     pthread_join(thread, NULL);
     semctl(semaphores, 0, IPC_RMID), msgctl(queue, IPC_RMID, NULL), unlink(path);
