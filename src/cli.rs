@@ -10,9 +10,9 @@
 //! options that a run passes on to the programs that its guest executes (`child_options`, and
 //! `own_options` in the first process only) describe the same configuration.
 //!
-//! *Speed.* When the guest executes a program, dynasour is started again for it. So `run` is first
-//! parsed by a small parser. The full parser is built only for other subcommands, for errors and
-//! for help.
+//! *Speed.* When the guest executes a program, dynasour is started again for it. So the command
+//! lines of such starts have a parser of their own ([`plain`]), and other lines of `run` a small one
+//! of clap. The full parser is built only for other subcommands, for errors and for help.
 //!
 //! `main` is the only caller; the process has one thread then, so there is no lock.
 //!
@@ -20,6 +20,8 @@
 //! dynasour run --tier full -- ls -l     RunConfig { tier: Full, program: "ls", args: ["-l"], … }
 //! dynasour explain ls --top 1           parsed as `dynasour explain --top 1 ls`
 //! ```
+
+mod plain;
 
 use crate::bench::BenchArgs;
 use crate::explain::ExplainArgs;
@@ -35,6 +37,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+
+/// Bytes of code cache unless the user gives another size; also in the option's attributes.
+const DEFAULT_CACHE: usize = 64 << 20;
 
 /// Run unmodified x86-64 Linux programs under a speculative trace JIT.
 #[derive(Parser, Debug)]
@@ -54,13 +59,16 @@ impl Cli {
         let line: Vec<OsString> = line.into_iter().map(Into::into).collect();
         if let [own, subcommand, options @ ..] = &line[..]
             && subcommand == "run"
-            && let Ok(run) = Run::try_parse_from(std::iter::once(own).chain(options))
+            && let Some(args) = plain::parse(options).or_else(|| {
+                let line = std::iter::once(own).chain(options);
+                Run::try_parse_from(line).ok().map(|run| run.args)
+            })
         {
-            if let Some(option) = run.args.option_without_meaning() {
-                let text = format!("{option} has no meaning with --tier {}", run.args.tier);
+            if let Some(option) = args.option_without_meaning() {
+                let text = format!("{option} has no meaning with --tier {}", args.tier);
                 return Err(Cli::command().error(ErrorKind::ArgumentConflict, text));
             }
-            return Ok(Cli { command: Command::Run(run.args) });
+            return Ok(Cli { command: Command::Run(args) });
         }
         Cli::try_parse_from(options_first(line))
     }

@@ -26,6 +26,9 @@ mod ir;
 use cli::{Cli, Command};
 use std::ffi::c_int;
 
+#[cfg(fixed_address)]
+include!(concat!(env!("OUT_DIR"), "/fixed_address.rs"));
+
 #[global_allocator]
 static HEAP: dynasour_runtime::heap::Heap = dynasour_runtime::heap::Heap;
 

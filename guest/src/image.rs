@@ -37,6 +37,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 pub use error::{LoadError, Reason};
+use executable::Ask;
 pub use executable::resolve_command;
 pub use stack::StackLayout;
 
@@ -92,8 +93,6 @@ pub struct Plan {
 pub struct Mapped {
     /// From its first to its last page; unmapped holes inside are included.
     pub range: Range<u64>,
-    /// The file, as canonical as the kernel knows it.
-    pub path: PathBuf,
     /// The load bias: the number that was added to the file's addresses.
     pub load_bias: u64,
 }
@@ -117,23 +116,34 @@ pub struct Loaded {
     pub comm: CString,
     /// The program, then its dynamic linker if it has one.
     pub images: Vec<Mapped>,
+    /// From the first to the last byte of the program's executable segments, as the kernel counts
+    /// them for /proc/self/stat.
+    pub code: Range<u64>,
+    /// Its initialised data, as the kernel counts it there and for RLIMIT_DATA.
+    pub data: Range<u64>,
 }
 
 /// Reads and validates a program without mapping anything. It checks all that execve(2) checks
 /// while the old program still runs. It also refuses programs that the kernel would accept and then
 /// kill at once.
 pub fn check(path: &Path) -> Result<Plan, LoadError> {
-    find_program(path).map_err(|reason| reason.about(path))
+    find_program(path, Ask::Kernel).map_err(|reason| reason.about(path))
+}
+
+/// As [`check`], for a path that a process with the same rights has just checked: the kernel is not
+/// asked again whether it would execute the files, which takes as long as all the rest.
+pub fn check_again(path: &Path) -> Result<Plan, LoadError> {
+    find_program(path, Ask::Nobody).map_err(|reason| reason.about(path))
 }
 
 /// Follows `#!` lines to an ELF file.
-fn find_program(path: &Path) -> Result<Plan, Reason> {
+fn find_program(path: &Path, ask: Ask) -> Result<Plan, Reason> {
     let file_name = c_string(path.as_os_str().as_bytes())?;
     let mut prefix: Vec<CString> = Vec::new();
     let mut current = path.to_path_buf();
     let mut scripts = 0;
     loop {
-        let step = open_step(&current, scripts);
+        let step = open_step(&current, scripts, ask);
         let step = step.map_err(|reason| match scripts {
             0 => reason,
             _ if reason == Reason::ScriptDepth => reason,
@@ -171,9 +181,12 @@ enum Opened {
     Program(Box<Program>, Option<Program>),
 }
 
-fn open_step(path: &Path, scripts: usize) -> Result<Opened, Reason> {
-    let file =
-        if scripts == 0 { executable::open(path)? } else { executable::open_interpreter(path)? };
+fn open_step(path: &Path, scripts: usize, ask: Ask) -> Result<Opened, Reason> {
+    let file = if scripts == 0 {
+        executable::open(path, ask)?
+    } else {
+        executable::open_interpreter(path, ask)?
+    };
     if scripts > script::MAX_SCRIPTS {
         return Err(Reason::ScriptDepth);
     }
@@ -183,12 +196,13 @@ fn open_step(path: &Path, scripts: usize) -> Result<Opened, Reason> {
         return script::parse(&head).map(Opened::Script).ok_or(Reason::BadScriptLine);
     }
     let headers = Headers::read(&file)?;
-    let linker = headers.interpreter.clone().map(|name| open_linker(&file, &name)).transpose()?;
+    let linker = headers.interpreter.clone();
+    let linker = linker.map(|name| open_linker(&file, &name, ask)).transpose()?;
     Ok(Opened::Program(Box::new(Program { path: path.to_path_buf(), file, headers }), linker))
 }
 
 /// Opens the dynamic linker whose name stands at `name` in `file`.
-fn open_linker(file: &File, name: &Range<u64>) -> Result<Program, Reason> {
+fn open_linker(file: &File, name: &Range<u64>, ask: Ask) -> Result<Program, Reason> {
     let mut bytes = vec![0; (name.end - name.start) as usize];
     let got = header::read_up_to(file, name.start, &mut bytes)?;
     let name = match bytes[..got].split_last() {
@@ -198,7 +212,7 @@ fn open_linker(file: &File, name: &Range<u64>) -> Result<Program, Reason> {
     let name = name.map_err(|_| Reason::Malformed("interpreter name without end".into()))?;
     let path = PathBuf::from(OsStr::from_bytes(name.to_bytes()));
     let open = |path: &Path| {
-        let file = executable::open_interpreter(path)?;
+        let file = executable::open_interpreter(path, ask)?;
         let headers = Headers::read(&file)?;
         Ok(Program { path: path.to_path_buf(), file, headers })
     };
@@ -302,7 +316,11 @@ impl Plan {
         contents.auxiliary = &auxiliary;
         let mut stack = Stack::map(limit, headers.executable_stack)?;
         let places = stack.fill(&contents)?;
-        let brk = Brk::new(headers.data_len())
+        let moved = |range: Range<u64>| {
+            range.start.wrapping_add(image.bias)..range.end.wrapping_add(image.bias)
+        };
+        let (code, data) = (moved(headers.code()), moved(headers.data()));
+        let brk = Brk::new(data.end - data.start)
             .map_err(|errno| Reason::CannotMap { what: "the program break".into(), errno })?;
 
         let entry_pc = linker
@@ -310,17 +328,19 @@ impl Plan {
             .map_or(program_entry, |(linker, image)| linker.headers.entry.wrapping_add(image.bias));
         let stack_range = stack.range.clone();
         stack.commit();
-        let mut images = vec![self.program.commit(image)];
-        images.extend(linker.map(|(linker, image)| linker.commit(image)));
+        let images = [Some(image), linker.map(|(_, image)| image)];
+        let images = images.into_iter().flatten().map(Image::commit).collect();
         Ok(Loaded {
             entry_pc,
             program_entry,
             stack: stack_range,
             places,
             brk,
-            exe_path: images[0].path.clone(),
+            exe_path: self.program.canonical_path(),
             comm: self.comm(),
             images,
+            code,
+            data,
         })
     }
 }
@@ -330,15 +350,10 @@ impl Program {
         Image::map(&self.headers, &self.file, options.low)
     }
 
-    fn commit(&self, image: Image) -> Mapped {
+    /// The file's path, as canonical as the kernel knows it.
+    fn canonical_path(&self) -> PathBuf {
         let canonical = space::path_of(&self.file).or_else(|| self.path.canonicalize().ok());
-        let mapped = Mapped {
-            range: image.range.clone(),
-            path: canonical.unwrap_or_else(|| self.path.clone()),
-            load_bias: image.bias,
-        };
-        image.commit();
-        mapped
+        canonical.unwrap_or_else(|| self.path.clone())
     }
 }
 

@@ -13,8 +13,8 @@
 //! forms.
 //!
 //! A computed place is only a suggestion; `MAP_FIXED_NOREPLACE` decides whether a range is free.
-//! [`map_low`] therefore tries the address after the last image first, reads `/proc/self/maps` only
-//! when that is taken, and never maps over anything. Any thread may call these functions; they
+//! [`map_low`] therefore tries the address after the last image first ([`LOW`]'s start before the
+//! first), reads `/proc/self/maps` only when that is taken, and never maps over anything. Any thread may call these functions; they
 //! share one atomic address and the list of the holes in images, which has a lock.
 
 mod brk;
@@ -64,8 +64,8 @@ const ATTEMPTS: usize = 8;
 /// callers that keep other threads from forking meanwhile.
 static HOLES: Mutex<Vec<Range<u64>>> = Mutex::new(Vec::new());
 
-/// The address to try for the next image; zero before first use.
-static NEXT_LOW: AtomicU64 = AtomicU64::new(0);
+/// The address to try for the next image.
+static NEXT_LOW: AtomicU64 = AtomicU64::new(LOW.start);
 
 /// `address` rounded down to its page.
 pub const fn page_down(address: u64) -> u64 {
@@ -149,13 +149,9 @@ pub(crate) fn try_low<T>(
     let align = align.max(PAGE);
     for attempt in 0..ATTEMPTS {
         let next = NEXT_LOW.load(Ordering::Relaxed);
-        let candidate = if attempt == 0 && next != 0 {
-            next.checked_add(align - 1)
-                .map(|sum| sum & !(align - 1))
-                .filter(|start| start + len <= LOW.end)
-        } else {
-            None
-        };
+        let candidate = (attempt == 0)
+            .then(|| next.next_multiple_of(align))
+            .filter(|start| start + len <= LOW.end);
         let is_in_hole =
             |start: &u64| holes().iter().any(|hole| *start < hole.end && hole.start < start + len);
         let candidate = match candidate.filter(|start| !is_in_hole(start)) {
@@ -164,6 +160,8 @@ pub(crate) fn try_low<T>(
         };
         match map_at(candidate) {
             Err(Errno::EEXIST) => continue,
+            // Below `vm.mmap_min_addr`, which was not asked yet.
+            Err(Errno::EPERM) if attempt == 0 && candidate == LOW.start => continue,
             Ok(mapped) => {
                 NEXT_LOW.store(candidate + len + GAP, Ordering::Relaxed);
                 return Some(Ok(mapped));

@@ -28,7 +28,7 @@ use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use thiserror::Error;
 
@@ -67,13 +67,13 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     let inherited = Inherited::record();
     let config = &with_possible_tier(config);
     dynasour_emitter::silence_allocator();
-    let path = if config.argv0.is_some() {
-        // An execve of a guest: its path is used as it is.
-        PathBuf::from(&config.program)
+    let plan = if config.argv0.is_some() {
+        // An execve of a guest: its path is used as it is, and was checked before.
+        image::check_again(Path::new(&config.program))?
     } else {
-        image::resolve_command(&config.program, std::env::var_os("PATH").as_deref())?
+        let path = std::env::var_os("PATH");
+        image::check(&image::resolve_command(&config.program, path.as_deref())?)?
     };
-    let plan = image::check(&path)?;
     keep_heap_together();
     let argv0 = config.argv0.as_ref().unwrap_or(&config.program);
     let argv: Vec<CString> =
@@ -96,7 +96,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
         inherited,
         Config {
             executable: c_string(loaded.exe_path.as_os_str()),
-            follow: config.follow.then(|| follow(config)).transpose().map_err(setup)?,
+            follow: config.follow.then(|| follow(config)),
             brk: loaded.brk.clone(),
             stack: loaded.stack.clone(),
             reports: config.stats
@@ -124,7 +124,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     system
         .protect_host(&images.chain([loaded.stack.clone()]).collect::<Vec<_>>())
         .map_err(setup)?;
-    process::assume_identity(&loaded.comm, &loaded.places);
+    process::assume_identity(&loaded);
     let ending = dispatcher.run(&mut context, &mut system);
     system.leave();
     ending.finish()
@@ -192,15 +192,10 @@ fn environment() -> Vec<CString> {
 
 /// The command by which a program that the guest executes is run: dynasour's own executable with
 /// the same options.
-fn follow(config: &RunConfig) -> std::io::Result<Follow> {
-    let translator = std::fs::read_link("/proc/self/exe")?;
+fn follow(config: &RunConfig) -> Follow {
     let options = config.child_options.iter().cloned();
     let prefix = [OsString::from("dynasour"), OsString::from("run")].into_iter().chain(options);
-    Ok(Follow {
-        translator: c_string(translator.as_os_str()),
-        prefix: c_strings(prefix),
-        own_options: c_strings(config.own_options.iter().cloned()),
-    })
+    Follow { prefix: c_strings(prefix), own_options: c_strings(config.own_options.iter().cloned()) }
 }
 
 /// The pages of the vDSO and of the variables that it reads. Its code is not traced: it reads under

@@ -17,7 +17,8 @@
 //!    that has it waits until the other threads have come out of guest code. They need none of the
 //!    locks above for that
 //! 6. idle dispatchers ([`crate::dispatch`])
-//! 7. fragments
+//! 7. what is kept for fragments that are made later
+//!    ([`crate::dispatch::native_code`]), then the fragments
 //! 8. sites of system calls, then patches ([`crate::changes::patches`]), then the footprint: which
 //!    guest code was read ([`crate::dispatch`])
 //! 9. the list of threads, then the changes that were posted to each thread

@@ -29,6 +29,7 @@ pub(crate) mod writer;
 use crate::asm::{Asm, Assembler, Placed};
 use dynasour_guest::space::Views;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use writer::Permit;
 
@@ -45,6 +46,14 @@ const STEP: usize = 16 << 20;
 const LINE: usize = 64;
 /// Bytes of the largest cache: it fits between [`LOW`] and [`HIGH`].
 pub const MAX_SIZE: usize = 512 << 20;
+
+/// The addresses that a cache of `size` bytes and its tables take where they are free.
+pub fn low_range(size: usize) -> Range<u64> {
+    // Bytes for the tables behind the cache (guess: twice what they take).
+    const TABLES: usize = 32 << 20;
+    let size = size.clamp(4096, MAX_SIZE).next_multiple_of(STEP);
+    LOW as u64..(LOW + size + TABLES).min(LAST) as u64
+}
 
 /// Why the cache could not be made or an allocation not served.
 #[derive(thiserror::Error, Debug)]

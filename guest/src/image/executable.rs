@@ -45,7 +45,7 @@ pub fn resolve_command(name: &OsStr, search_path: Option<&OsStr>) -> Result<Path
         search_path.unwrap_or(OsStr::new(DEFAULT_PATH)).as_bytes().split(|&byte| byte == b':')
     {
         let candidate = Path::new(OsStr::from_bytes(directory)).join(name);
-        let Err(reason) = open(&candidate) else { return Ok(candidate) };
+        let Err(reason) = open(&candidate, Ask::Kernel) else { return Ok(candidate) };
         match reason.errno() {
             Errno::EACCES => refused = refused.or(Some((candidate, reason))),
             Errno::ENOENT | Errno::ESTALE | Errno::ENOTDIR | Errno::ENODEV | Errno::ETIMEDOUT => {}
@@ -60,8 +60,17 @@ pub fn resolve_command(name: &OsStr, search_path: Option<&OsStr>) -> Result<Path
     }
 }
 
+/// Who is asked whether a file may be executed, besides its mode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ask {
+    /// The kernel; see [`ask_kernel`].
+    Kernel,
+    /// Nobody: it was asked before.
+    Nobody,
+}
+
 /// Opens a file that execve(2) would open for execution; the checks come in the kernel's order.
-pub(super) fn open(path: &Path) -> Result<File, Reason> {
+pub(super) fn open(path: &Path, ask: Ask) -> Result<File, Reason> {
     let metadata = std::fs::metadata(path).map_err(|error| Reason::io("look up", &error))?;
     if metadata.is_dir() {
         return Err(Reason::Directory);
@@ -70,7 +79,9 @@ pub(super) fn open(path: &Path) -> Result<File, Reason> {
         return Err(Reason::NotRegular);
     }
     eaccess(path, AccessFlags::X_OK).map_err(|errno| Reason::system("execute", errno))?;
-    ask_kernel(path)?;
+    if ask == Ask::Kernel {
+        ask_kernel(path)?;
+    }
     // The path may have become a FIFO since the check; opening it must not block.
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file = opened.map_err(|error| match Reason::io("open", &error) {
@@ -83,8 +94,8 @@ pub(super) fn open(path: &Path) -> Result<File, Reason> {
 
 /// [`open`] for an interpreter's name. The kernel resolves that name itself and takes an empty one
 /// for the current directory; for a path from a program an empty name is ENOENT.
-pub(super) fn open_interpreter(path: &Path) -> Result<File, Reason> {
-    if path.as_os_str().is_empty() { Err(Reason::Directory) } else { open(path) }
+pub(super) fn open_interpreter(path: &Path, ask: Ask) -> Result<File, Reason> {
+    if path.as_os_str().is_empty() { Err(Reason::Directory) } else { open(path, ask) }
 }
 
 /// Asks the kernel whether it would execute this file (kernels since 6.14 answer). It knows what
@@ -122,6 +133,10 @@ mod tests {
     use crate::space::forked::in_child;
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
+
+    fn open(path: &Path) -> Result<File, Reason> {
+        super::open(path, Ask::Kernel)
+    }
 
     fn executable(path: &Path, mode: u32) {
         fs::write(path, "").expect("written");
@@ -213,6 +228,7 @@ mod tests {
             // Only kernels since 6.14 answer.
             let knows = Errno::result(ask_unknown_file()) == Err(Errno::ENOENT);
             assert_eq!(answer.err(), knows.then_some(Reason::Busy));
+            assert!(super::open(&path, Ask::Nobody).is_ok());
             drop(writer);
             assert!(open(&path).is_ok());
         });

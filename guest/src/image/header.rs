@@ -74,6 +74,11 @@ impl Segment {
         self.address..self.address + self.memory_size
     }
 
+    /// The end of the bytes that come from the file.
+    fn file_end(&self) -> u64 {
+        self.address + self.file_size
+    }
+
     /// The pages it needs.
     pub(super) fn pages(&self) -> Range<u64> {
         page_down(self.address)..self.page_end(self.memory_size)
@@ -124,15 +129,19 @@ impl Headers {
 
     /// Initialised data as the kernel counts it for RLIMIT_DATA: from the highest segment's start
     /// to the end of what comes from the file.
-    pub(super) fn data_len(&self) -> u64 {
+    pub(super) fn data(&self) -> Range<u64> {
         let start = self.segments.iter().map(|segment| segment.address).max().unwrap_or(0);
-        let end = self
-            .segments
-            .iter()
-            .map(|segment| segment.address + segment.file_size)
-            .max()
-            .unwrap_or(0);
-        end.saturating_sub(start)
+        let end = self.segments.iter().map(Segment::file_end).max().unwrap_or(0);
+        start..end.max(start)
+    }
+
+    /// Code as the kernel counts it: from the first to the last byte of executable segments. (The
+    /// entry point lies in one.)
+    pub(super) fn code(&self) -> Range<u64> {
+        let executable =
+            || self.segments.iter().filter(|segment| segment.prot.contains(ProtFlags::PROT_EXEC));
+        let start = executable().map(|segment| segment.address).min().unwrap_or(0);
+        start..executable().map(Segment::file_end).max().unwrap_or(0).max(start)
     }
 }
 
@@ -462,7 +471,7 @@ mod tests {
         assert_eq!((text.pages(), text.file_pages()), (0..0x2000, 0..0x2000));
         assert_eq!((data.pages(), data.file_pages()), (0x2000..0x5000, 0x2000..0x3000));
         assert_eq!(headers.page_clusters(), vec![0..0x5000; 1]);
-        assert_eq!(headers.data_len(), 0x800);
+        assert_eq!((headers.code(), headers.data()), (0..0x2000, 0x2000..0x2800));
     }
 
     #[test]

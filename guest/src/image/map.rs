@@ -10,6 +10,7 @@ use std::ops::Range;
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags};
 
+use super::Mapped;
 use super::error::Reason;
 use super::header::{Headers, Segment};
 use crate::space::{Reservation, keep_holes_free, page_down, try_low};
@@ -51,8 +52,9 @@ impl Image {
     }
 
     /// Hands the image over to the guest: it stays mapped.
-    pub(super) fn commit(self) {
+    pub(super) fn commit(self) -> Mapped {
         self.reservations.into_iter().for_each(Reservation::commit);
+        Mapped { range: self.range, load_bias: self.bias }
     }
 
     fn reserve_exactly(clusters: &[Range<u64>]) -> Result<Image, Reason> {

@@ -17,6 +17,19 @@ const CANDIDATES: [u64; 3] = [0x5660_0000_0000, 0x5200_0000_0000, 0x4200_0000_00
 /// runs into other mappings).
 const ROOM: u64 = 64 << 30;
 
+/// Are the [`ROOM`] bytes from `start` on unmapped?
+fn has_room(start: u64) -> bool {
+    match Reservation::at(start, ROOM) {
+        Ok(_unmapped_again) => true,
+        Err(Errno::EEXIST) => false,
+        // A limit on the address space does not allow that much.
+        Err(_) => {
+            let taken = maps().unwrap_or_default();
+            taken.iter().all(|m| m.range.end <= start || m.range.start >= start + ROOM)
+        }
+    }
+}
+
 /// The program break of one guest process.
 ///
 /// ```text
@@ -34,11 +47,7 @@ impl Brk {
     /// An empty break where there is room. `data_len`, the size of the program's initialised data,
     /// counts against `RLIMIT_DATA` as well.
     pub fn new(data_len: u64) -> Result<Brk, Errno> {
-        let taken = maps().unwrap_or_default();
-        let is_free = |start: u64| {
-            taken.iter().all(|m| m.range.end <= start || m.range.start >= start + ROOM)
-        };
-        let start = match CANDIDATES.into_iter().find(|&start| is_free(start)) {
+        let start = match CANDIDATES.into_iter().find(|&start| has_room(start)) {
             Some(start) => start,
             // Reserving and releasing a range finds free space. Another mapping may take it later,
             // as with any break.

@@ -33,19 +33,14 @@ impl Code for Dispatcher {
 }
 
 impl Engine for Dispatcher {
-    fn make_room(&mut self, range: &Range<u64>) -> Option<Moved> {
-        let gone = self.machine.leave_direct_for(&self.peer, range);
+    fn make_room(&mut self, range: &Range<u64>) -> Vec<Moved> {
+        let left = self.machine.leave_direct_for(&self.peer, range);
         self.abandon(AbortReason::Flushed);
         let moved = self.machine.make_room(&self.peer, range);
         if moved.is_some() {
             self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
         }
-        if gone.is_empty() {
-            return moved;
-        }
-        let mut moved = moved.unwrap_or_else(|| Moved { from: Vec::new(), to: Vec::new() });
-        moved.from.extend(gone);
-        Some(moved)
+        left.into_iter().chain(moved).collect()
     }
 
     fn report(&mut self, system: &System) {
@@ -66,13 +61,13 @@ impl Engine for Dispatcher {
         // pages while this one is in a system call.
         self.drop_written();
         self.machine.pages.set_threaded();
-        if self.machine.fragments().is_some_and(|mut f| f.lose_private_memory()) {
+        if self.machine.lose_private_memory() {
             self.flush();
         }
     }
 
     fn faults_are_handled(&mut self) {
-        if self.machine.fragments().is_some_and(|mut f| f.name_transfers()) {
+        if self.machine.name_transfers() {
             self.abandon(AbortReason::Flushed);
             // Another thread's flush, if one is under way, may have begun before this request, so
             // it is not enough to wait for that one.

@@ -28,7 +28,7 @@ use crate::config::{Sampling, Stage};
 use crate::interp::{Stop, noncanonical};
 use crate::kernel::entry::call_stubs::SYSCALL;
 use crate::kernel::entry::in_place::{self, Left};
-use crate::kernel::process::{Outcome, System};
+use crate::kernel::process::{Moved, Outcome, System};
 use crate::kernel::signal::GuestFault;
 use crate::kernel::signal::samples::{Clock, Sampler};
 use crate::kernel::{x87_pointer, xstate};
@@ -117,7 +117,8 @@ impl Dispatcher {
         }
         // GS is the host's while guest code runs in place.
         if self.in_place.dispatch == Dispatch::Impossible || context.gs_base != 0 {
-            self.machine.leave_direct(&self.peer);
+            let made = self.machine.leave_direct(&self.peer);
+            self.fragments_made(made, system);
             self.forget_fragments();
         }
         self.patch_head(system);
@@ -127,7 +128,7 @@ impl Dispatcher {
             self.in_place.visits += 1;
             if self.in_place.visits >= n {
                 self.in_place.visits = 0;
-                self.selector.begin_sample();
+                self.begin_sample(system);
             }
         }
     }
@@ -159,7 +160,7 @@ impl Dispatcher {
                 self.was_sampled(context);
                 if self.effort.is_affordable() {
                     self.effort.begin();
-                    self.selector.begin_sample();
+                    self.begin_sample(system);
                 }
                 Outcome::Continue
             }
@@ -177,6 +178,23 @@ impl Dispatcher {
                 self.handle_stop(context, system, Stop::<Selected>::Special { pc })
             }
             Left::Fault => self.faulted_in_place(context, system),
+        }
+    }
+
+    /// The heads that the thread passes next are counted. The first sample makes the code cache;
+    /// without memory for it, there are no traces.
+    fn begin_sample(&mut self, system: &System) {
+        if let Ok(made) = self.machine.make_fragments() {
+            self.fragments_made(made, system);
+            self.selector.begin_sample();
+        }
+    }
+
+    /// The fragments were made just now, if `made` says so.
+    fn fragments_made(&mut self, made: Option<Moved>, system: &System) {
+        if let Some(moved) = made {
+            system.host_moved(moved);
+            self.count_heads();
         }
     }
 

@@ -299,7 +299,8 @@ fn worker(number: usize, machine: &'static Machine, system: System) -> Worker {
     Worker { jobs, done }
 }
 
-fn config(tier: Tier) -> RunConfig {
+/// The configuration of a test under `tier`.
+pub(super) fn config(tier: Tier) -> RunConfig {
     RunConfig {
         tier,
         threshold: Some(1),

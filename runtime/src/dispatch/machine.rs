@@ -22,6 +22,7 @@
 use super::call_sites::CallSites;
 use super::footprint::Footprint;
 use super::fragments::{FragmentError, Fragments, Touched};
+use super::native_code::NativeCode;
 use super::peers::{Peer, Peers};
 use super::{Dispatcher, IdleDispatcher};
 use crate::changes::CodePages;
@@ -60,8 +61,9 @@ pub struct Machine {
     pub footprint: Footprint,
     /// Dispatchers of threads that have ended.
     idle: Mutex<Vec<IdleDispatcher>>,
-    /// All native code; none when everything is interpreted.
-    fragments: Option<Mutex<Fragments>>,
+    /// The fragments. There are none when everything is interpreted, and under `direct` before
+    /// anything is hot.
+    native: NativeCode,
     /// The addresses of the code cache, [`packed`], for handlers that may not take a lock.
     cache: AtomicU64,
     /// Does guest code run in place?
@@ -80,12 +82,6 @@ impl Machine {
         untraced: fn() -> Range<u64>,
         pages: Arc<CodePages>,
     ) -> Result<&'static Machine, FragmentError> {
-        let fragments = match config.tier {
-            Tier::Interp => None,
-            Tier::Dynamo | Tier::Copy | Tier::Full | Tier::Direct => {
-                Some(Fragments::new(config, pages.clone())?)
-            }
-        };
         let machine = Box::leak(Box::new(Machine {
             config: config.clone(),
             call_sites: CallSites::default(),
@@ -94,11 +90,19 @@ impl Machine {
             peers: Peers::default(),
             footprint: Footprint::default(),
             idle: Mutex::new(Vec::new()),
-            cache: AtomicU64::new(fragments.as_ref().map_or(0, |f| packed(&f.cache()))),
-            fragments: fragments.map(Mutex::new),
+            cache: AtomicU64::new(0),
+            native: NativeCode::default(),
             direct: AtomicBool::new(config.tier == Tier::Direct),
             traced: AtomicBool::new(false),
         }));
+        match config.tier {
+            Tier::Interp => {}
+            Tier::Direct if config.count.is_none() => machine.native.reserve(config),
+            Tier::Dynamo | Tier::Copy | Tier::Full | Tier::Direct => {
+                // All memory of the host's is protected before the guest starts.
+                let _ = machine.make_fragments()?;
+            }
+        }
         if machine.is_direct() {
             machine.peers.set_in_place();
         }
@@ -106,9 +110,34 @@ impl Machine {
         Ok(machine)
     }
 
-    /// The fragments, locked.
+    /// The fragments, locked; none if they do not exist.
     pub fn fragments(&self) -> Option<MutexGuard<'_, Fragments>> {
-        self.fragments.as_ref().map(crate::changes::schedule::lock)
+        self.native.get()
+    }
+
+    /// Makes the fragments. Returns where they have taken memory; none if they existed. The caller
+    /// is outside and holds no lock.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn make_fragments(&self) -> Result<Option<Moved>, FragmentError> {
+        let moved = self.native.make(&self.config, &self.pages)?;
+        if moved.is_some()
+            && let Some(fragments) = self.fragments()
+        {
+            self.cache.store(packed(&fragments.cache()), Ordering::Release);
+        }
+        Ok(moved)
+    }
+
+    /// From now on traces may not assume `private_memory`. Must existing fragments be dropped?
+    pub fn lose_private_memory(&self) -> bool {
+        self.native.lose_private_memory()
+    }
+
+    /// From now on indirect transfers have to name themselves. Must existing code be dropped?
+    pub fn name_transfers(&self) -> bool {
+        self.native.name_transfers()
     }
 
     /// The statistics so far, of all threads.
@@ -185,10 +214,12 @@ impl Machine {
     }
 
     /// From now on guest code does not run in place, but in the copied blocks and traces of the tier
-    /// `full`. The caller is outside and holds no lock.
-    pub fn leave_direct(&self, own: &Peer) {
+    /// `full`; if there is no memory for those, it is interpreted. Returns where memory was
+    /// taken. The caller is outside and holds no lock.
+    pub fn leave_direct(&self, own: &Peer) -> Option<Moved> {
+        let moved = self.make_fragments().unwrap_or_default();
         if !self.direct.swap(false, Ordering::SeqCst) {
-            return;
+            return moved;
         }
         self.call_sites.close();
         // As in `drop_all`.
@@ -199,6 +230,7 @@ impl Machine {
         if let Some(mut fragments) = self.fragments() {
             fragments.stop_in_place();
         }
+        moved
     }
 
     /// Everything was retired: makes nothing lead there, and waits until every other thread has been
@@ -263,10 +295,14 @@ impl Machine {
     /// caller is outside and holds no lock.
     pub fn make_room(&self, own: &Peer, range: &Range<u64>) -> Option<Moved> {
         let _exclusive = self.pages.exclusive();
+        if let Some(place) = self.native.give_way(range) {
+            return Some(Moved { from: vec![place], to: Vec::new() });
+        }
         if !self.fragments()?.can_move_out_of(range) {
             return None;
         }
-        self.leave_direct(own);
+        let none = self.leave_direct(own);
+        debug_assert_eq!(none, None, "the fragments exist");
         // As in `drop_all`.
         while !self.fragments()?.retire() {
             std::thread::yield_now();
@@ -279,25 +315,24 @@ impl Machine {
     }
 
     /// The guest wants to map `range`: if the stubs of system calls or trampolines are there, direct
-    /// execution ends, and they go. Returns where they were. The caller is outside and holds no
-    /// lock.
-    pub fn leave_direct_for(&self, own: &Peer, range: &Range<u64>) -> Vec<Range<u64>> {
+    /// execution ends, and they go. Returns what has moved. The caller is outside and holds no lock.
+    pub fn leave_direct_for(&self, own: &Peer, range: &Range<u64>) -> Vec<Moved> {
         let _exclusive = self.pages.exclusive();
         let stubs = call_stubs::range();
         let meets = stubs.start < range.end && range.start < stubs.end;
         if !meets && !trampolines::are_in(range) {
             return Vec::new();
         }
-        self.leave_direct(own);
+        let made = self.leave_direct(own);
         call_stubs::unmap();
-        let mut gone = trampolines::unmap();
-        gone.push(stubs);
-        gone
+        let mut from = trampolines::unmap();
+        from.push(stubs);
+        made.into_iter().chain([Moved { from, to: Vec::new() }]).collect()
     }
 
-    /// Is guest code executed by anything other than the interpreter?
+    /// Is guest code executed by native code that was made from it?
     pub fn has_fragments(&self) -> bool {
-        self.fragments.is_some()
+        self.native.is_made()
     }
 
     /// In a forked child, where the thread of `own` is the only one: forgets the other threads, and
@@ -337,10 +372,12 @@ impl Machine {
     pub fn with_locks(&self, f: &mut dyn FnMut()) {
         let _exclusive = self.pages.exclusive();
         let _resting = lock(&self.idle);
-        let _fragments = self.fragments();
-        self.call_sites.while_locked(|| {
-            self.footprint
-                .while_locked(|| self.peers.while_locked(&mut || self.pages.while_locked(&mut *f)))
+        self.native.while_locked(|| {
+            self.call_sites.while_locked(|| {
+                self.footprint.while_locked(|| {
+                    self.peers.while_locked(&mut || self.pages.while_locked(&mut *f))
+                });
+            });
         });
     }
 

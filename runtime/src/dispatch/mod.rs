@@ -20,6 +20,7 @@
 //! | [`traces`] | recording and compiling traces |
 //! | [`fragments`] | the fragments of the process, and the links between them |
 //! | [`machine`], [`peers`] | what threads share, and how they wait for each other |
+//! | [`native_code`] | when the fragments are made |
 //! | [`footprint`] | which pages of guest code were read |
 //! | [`engine`], [`idle_dispatchers`], [`report`] | system calls' requests, idle dispatchers, statistics |
 //!
@@ -49,6 +50,7 @@ mod in_place;
 mod interleavings;
 mod interpreter_stops;
 mod machine;
+mod native_code;
 mod peers;
 mod report;
 mod select;

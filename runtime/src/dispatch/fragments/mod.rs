@@ -170,11 +170,15 @@ pub struct Fragments {
 }
 
 impl Fragments {
-    /// An empty cache of the configured size.
+    /// An empty cache of the configured size. Do indirect transfers name themselves?
     ///
     /// # Errors
     /// The processor lacks a feature, or there is no memory.
-    pub fn new(config: &RunConfig, pages: Arc<CodePages>) -> Result<Fragments, FragmentError> {
+    pub fn new(
+        config: &RunConfig,
+        pages: Arc<CodePages>,
+        names_transfers: bool,
+    ) -> Result<Fragments, FragmentError> {
         let count = config.count.is_some();
         let rates = count || config.stats;
         let &RunConfig { cache_size, returns, entry_check, .. } = config;
@@ -184,7 +188,7 @@ impl Fragments {
             rates,
             returns,
             entry_check,
-            names_transfers: false,
+            names_transfers,
             way_out: (config.tier == Tier::Direct).then_some(ways_out::make as _),
         })?;
         if config.count.is_some() && !emitter.is_counting() {
@@ -220,6 +224,11 @@ impl Fragments {
     /// The addresses of the code cache.
     pub fn cache(&self) -> Range<u64> {
         self.emitter.cache().range()
+    }
+
+    /// All memory that native code needs: the guest must not map over it.
+    pub fn memory(&self) -> Vec<Range<u64>> {
+        self.emitter.memory()
     }
 
     /// Where a thread continues whose native code faulted at `host_rip`; none if that instruction

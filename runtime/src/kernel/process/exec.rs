@@ -35,7 +35,7 @@ use std::ffi::{CStr, CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use dynasour_guest::{image, space};
+use dynasour_guest::image;
 
 use crate::kernel::entry::Call;
 use crate::kernel::process::guest_access::{guest_read, guest_string};
@@ -54,8 +54,6 @@ const MOST_ARGUMENTS: usize = (6 << 20) / 8;
 
 /// How new programs are translated.
 pub struct Follow {
-    /// The translator's own file, executed by this name where `/proc/self/exe` does not exist.
-    pub translator: CString,
     /// The first strings of the new argv: the translator's `argv[0]`, `run`, options.
     pub prefix: Vec<CString>,
     /// Options that follow `prefix` only in the process that the user started.
@@ -289,7 +287,7 @@ impl System {
         };
         let request = Request::parse(call);
         let path = match request.target(self.process.executable()) {
-            Ok(path) if space::maps_file().is_ok() && is_translatable(&path) => path,
+            Ok(path) if is_translatable(&path) => path,
             Ok(_) => return self.exec_natively(engine, call),
             Err(errno) => return Done::error(errno),
         };
@@ -302,7 +300,11 @@ impl System {
             // SAFETY: opened above; the program is still this one.
             unsafe { libc::close(fd) };
         }
-        done
+        match done {
+            // The path was found, so `/proc/self/exe` was not.
+            done if done == Done::error(libc::ENOENT) => self.exec_natively(engine, call),
+            done => done,
+        }
     }
 
     /// Executes the translator in order to run `path`. It inherits `filters`, a descriptor.
@@ -340,13 +342,8 @@ impl System {
             Err(errno) => return Done::error(errno),
         };
         let argv = arguments.pointers.as_ptr() as u64;
-        let through =
-            |file: &CStr| Call::new(libc::SYS_execve, &[file.as_ptr() as u64, argv, request.envp]);
-        let done = self.switch_program(engine, &through(c"/proc/self/exe"));
-        if done == Done::error(libc::ENOENT) {
-            return self.switch_program(engine, &through(&follow.translator));
-        }
-        done
+        let file = c"/proc/self/exe".as_ptr() as u64;
+        self.switch_program(engine, &Call::new(libc::SYS_execve, &[file, argv, request.envp]))
     }
 
     /// Leaves the call to the kernel. `/proc/self/exe` is replaced by the guest's executable.

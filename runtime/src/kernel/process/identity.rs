@@ -1,5 +1,5 @@
-//! Makes the kernel show the guest instead of the translator: the name of the process, and
-//! `/proc/PID/cmdline`, `environ` and `auxv`.
+//! Makes the kernel show the guest instead of the translator: the name of the process,
+//! `/proc/PID/cmdline`, `environ` and `auxv`, and the addresses in `/proc/PID/stat`.
 //!
 //! The kernel reads those files from memory of the process whose addresses it keeps. prctl(2)
 //! `PR_SET_MM_MAP` sets these addresses; here they become those of the strings on the guest's
@@ -10,9 +10,9 @@
 //!
 //! Example: `dynasour run ./prog "two words"` shows `prog\0two words\0` in `cmdline`.
 
-use dynasour_guest::image::StackLayout;
-use std::ffi::CStr;
+use dynasour_guest::image::{Loaded, StackLayout};
 use std::io;
+use std::ops::Range;
 
 /// The kernel's `struct prctl_mm_map`.
 #[repr(C)]
@@ -33,41 +33,28 @@ struct MemoryMap {
     exe_fd: u32,
 }
 
-/// Makes the kernel show the guest's name, arguments, environment and auxiliary vector.
-pub(crate) fn assume(name: &CStr, stack: &StackLayout) {
+/// Makes the kernel show the guest's name, arguments, environment and auxiliary vector, and where
+/// its code and data are.
+pub(crate) fn assume(loaded: &Loaded) {
     // SAFETY: PR_SET_NAME copies a NUL-terminated string.
-    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+    unsafe { libc::prctl(libc::PR_SET_NAME, loaded.comm.as_ptr()) };
     // An error is ignored: the guest runs all the same.
-    let _ = std::fs::read_to_string("/proc/self/stat").and_then(|stat| point_to(&stat, stack));
+    let _ = point_to(&loaded.places, loaded.code.clone(), loaded.data.clone());
 }
 
-/// Tells the kernel the guest's addresses. Those that stay are taken from `stat`, the text of
-/// `/proc/self/stat`.
-fn point_to(stat: &str, stack: &StackLayout) -> io::Result<()> {
+/// Tells the kernel the guest's addresses.
+fn point_to(stack: &StackLayout, code: Range<u64>, data: Range<u64>) -> io::Result<()> {
     const PR_SET_MM: i32 = 35;
     const PR_SET_MM_MAP: u64 = 14;
-    let map = memory_map(stat, stack).ok_or(io::ErrorKind::InvalidData)?;
-    // SAFETY: the kernel only reads the structure and the vector.
-    let result =
-        unsafe { libc::prctl(PR_SET_MM, PR_SET_MM_MAP, &raw const map, size_of::<MemoryMap>(), 0) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// The addresses that the kernel is to use; `None` if `stat` is not understood. Fields are numbered
-/// as in proc_pid_stat(5).
-fn memory_map(stat: &str, stack: &StackLayout) -> Option<MemoryMap> {
-    const FIRST_BEHIND_NAME: usize = 3;
-    // The name may contain spaces and parentheses, so the last parenthesis ends it.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
-    let field = |number: usize| fields.get(number - FIRST_BEHIND_NAME)?.parse::<u64>().ok();
+    // The process's break is the host's. It only grows, so it may begin where it ends now.
     // SAFETY: sbrk(0) only asks.
     let brk = unsafe { libc::sbrk(0) } as u64;
-    Some(MemoryMap {
-        start_code: field(26)?,
-        end_code: field(27)?,
-        start_data: field(45)?,
-        end_data: field(46)?,
-        start_brk: field(47)?,
+    let map = MemoryMap {
+        start_code: code.start,
+        end_code: code.end,
+        start_data: data.start,
+        end_data: data.end,
+        start_brk: brk,
         brk,
         start_stack: stack.stack_pointer,
         arg_start: stack.arguments.start,
@@ -75,9 +62,14 @@ fn memory_map(stat: &str, stack: &StackLayout) -> Option<MemoryMap> {
         env_start: stack.environment.start,
         env_end: stack.environment.end,
         auxv: stack.auxiliary.start,
-        auxv_size: u32::try_from(stack.auxiliary.end - stack.auxiliary.start).ok()?,
+        auxv_size: u32::try_from(stack.auxiliary.end - stack.auxiliary.start)
+            .map_err(io::Error::other)?,
         exe_fd: u32::MAX,
-    })
+    };
+    // SAFETY: the kernel only reads the structure and the vector.
+    let result =
+        unsafe { libc::prctl(PR_SET_MM, PR_SET_MM_MAP, &raw const map, size_of::<MemoryMap>(), 0) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]
@@ -98,13 +90,16 @@ mod tests {
                 environment: at + 15..at + 19,
                 auxiliary: vector..vector + 32,
             };
+            point_to(&stack, at..at + 8, vector..vector + 32)
+                .expect("a kernel with CONFIG_CHECKPOINT_RESTORE");
             let stat = std::fs::read_to_string("/proc/self/stat").expect("stat");
-            point_to(&stat, &stack).expect("a kernel with CONFIG_CHECKPOINT_RESTORE");
+            let fields: Vec<_> = stat.split(' ').collect();
+            // Fields 26 and 27 of proc_pid_stat(5); the name has no blank here.
+            assert_eq!(fields[25..27], [at, at + 8].map(|code| code.to_string()));
             assert_eq!(std::fs::read("/proc/self/cmdline").expect("cmdline"), b"prog\0two words\0");
             assert_eq!(std::fs::read("/proc/self/environ").expect("environ"), b"A=1\0");
             let vector = std::fs::read("/proc/self/auxv").expect("auxv");
             assert_eq!(vector[..16], [6u64, 4096].map(u64::to_le_bytes).concat()[..]);
-            assert!(memory_map("no stat", &stack).is_none());
             0
         });
         assert_eq!(status, 0);

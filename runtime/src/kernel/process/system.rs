@@ -36,7 +36,8 @@ use crate::kernel::signal::{
 use crate::kernel::xstate;
 
 /// Host memory that was moved to other addresses.
-#[derive(Debug)]
+#[derive(PartialEq, Eq, Debug)]
+#[must_use = "the guest's view of the address space must learn of it: System::host_moved"]
 pub struct Moved {
     /// The old ranges, which are unmapped now.
     pub from: Vec<Range<u64>>,
@@ -68,10 +69,10 @@ pub struct Segments {
 
 /// What system calls need of the dispatcher that runs the guest's code.
 pub trait Engine: Code {
-    /// Moves the engine's memory out of `range`, which the guest wants to map. `None` if nothing
-    /// was moved: there is no memory of the engine's, or it cannot be moved.
-    fn make_room(&mut self, _range: &Range<u64>) -> Option<Moved> {
-        None
+    /// Moves the engine's memory out of `range`, which the guest wants to map. Returns what was
+    /// moved, in this order; nothing if there is no memory of the engine's, or it cannot be moved.
+    fn make_room(&mut self, _range: &Range<u64>) -> Vec<Moved> {
+        Vec::new()
     }
 
     /// Makes the report: the process is about to execute a program that is not translated.

@@ -90,11 +90,7 @@ fn spawned(context: &mut ThreadContext, system: &mut System) -> i32 {
 #[test]
 fn a_spawned_child_borrows_memory_and_nothing_else() {
     with_machine(|m| {
-        let follow = Follow {
-            translator: c"/no/translator".to_owned(),
-            prefix: vec![],
-            own_options: vec![],
-        };
+        let follow = Follow { prefix: vec![], own_options: vec![] };
         Process::set_follow(&mut m.system.process, follow);
         m.engine.child = Some(spawned);
         m.handle(libc::SIGUSR1, 0, 0);

@@ -30,7 +30,7 @@ use nix::sys::mman::{MapFlags, ProtFlags};
 
 use crate::changes::News;
 use crate::kernel::entry::{self, Call};
-use crate::kernel::process::{Done, Engine, System};
+use crate::kernel::process::{Done, Engine, Moved, System};
 
 /// Bytes above the host's heap that stay the host's (guess). Everything that the host allocates
 /// comes from there (see [`crate::start`]). If it is too small, the guest can map where the heap
@@ -53,6 +53,13 @@ impl System {
     /// Keeps the guest from mapping over `range`, and from changing the mappings there.
     pub fn protect(&self, range: Range<u64>) {
         self.process.memory().protect(range);
+    }
+
+    /// The guest may map where host memory was, and may not touch where it is.
+    pub fn host_moved(&self, moved: Moved) {
+        let mut memory = self.process.memory();
+        moved.from.iter().for_each(|left| memory.unprotect(left));
+        moved.to.into_iter().for_each(|taken| memory.protect(taken));
     }
 
     /// Protects everything that is mapped now, except the ranges `guest`. To be called when all
@@ -80,11 +87,8 @@ impl System {
         if !self.process.memory().is_protected(range) {
             return true;
         }
-        let Some(moved) = engine.make_room(range) else { return false };
-        let mut memory = self.process.memory();
-        moved.from.iter().for_each(|left| memory.unprotect(left));
-        moved.to.into_iter().for_each(|taken| memory.protect(taken));
-        !memory.is_protected(range)
+        engine.make_room(range).into_iter().for_each(|moved| self.host_moved(moved));
+        !self.process.memory().is_protected(range)
     }
 
     pub(super) fn memory_call(&mut self, engine: &mut dyn Engine, nr: i64, call: &Call) -> Done {
