@@ -471,7 +471,7 @@ mod tests {
         assert_eq!((text.pages(), text.file_pages()), (0..0x2000, 0..0x2000));
         assert_eq!((data.pages(), data.file_pages()), (0x2000..0x5000, 0x2000..0x3000));
         assert_eq!(headers.page_clusters(), vec![0..0x5000; 1]);
-        assert_eq!((headers.code(), headers.data()), (0..0x2000, 0x2000..0x2800));
+        assert_eq!((headers.code(), headers.data()), (0..0x1800, 0x2800..0x3000));
     }
 
     #[test]
