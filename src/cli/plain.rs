@@ -115,7 +115,7 @@ mod tests {
             "-- /bin/true",
             "--tier direct --cache-size 67108864 --policy default --argv0=-sh -- sh -c ls",
             "--tier full --no-traces --sample every=7 --seccomp=5 --argv0= -- /bin/ls -- --tier",
-            "--address-space=1000000:unlimited --tier=copy --argv0=a=b -- x",
+            "--address-space=1000000:18446744073709551615 --tier=copy --argv0=a=b -- x",
         ] {
             assert!(agrees_with_clap(&line(text)), "{text}");
         }

@@ -8,8 +8,8 @@
 //! Example: munmap removes a page of code. [`Code::drop_code`] finds that the page was read, and
 //! has every thread drop what was made from it.
 
-use super::Dispatcher;
 use super::select::NO_FRAGMENT;
+use super::{Dispatcher, in_place::InPlace};
 use crate::changes::Code;
 use crate::interp::NoPolicy;
 use crate::kernel::process::Moved;
@@ -81,7 +81,7 @@ impl Engine for Dispatcher {
             self.selector.leave_heads_uncounted();
         }
         self.peer.attach();
-        self.in_place.after_fork_child();
+        self.in_place = InPlace::default();
         self.selector.traces.dispatch.clear();
         self.abandon(AbortReason::Flushed);
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);

@@ -30,7 +30,7 @@ use crate::kernel::entry::call_stubs::SYSCALL;
 use crate::kernel::entry::in_place::{self, Left};
 use crate::kernel::process::{Moved, Outcome, System};
 use crate::kernel::signal::GuestFault;
-use crate::kernel::signal::samples::{Clock, Sampler};
+use crate::kernel::signal::samples::Clock;
 use crate::kernel::{x87_pointer, xstate};
 use crate::memory::{self, FaultInfo};
 use dynasour_guest::ThreadContext;
@@ -63,20 +63,11 @@ enum Dispatch {
 #[derive(Debug, Default)]
 pub(super) struct InPlace {
     dispatch: Dispatch,
-    /// What samples it.
-    sampler: Option<Sampler>,
     /// How often it has come to the runtime since the last sample, if it is sampled by that.
     visits: u32,
 }
 
 impl InPlace {
-    /// In a forked child: nothing is set up.
-    pub fn after_fork_child(&mut self) {
-        if let Some(sampler) = std::mem::take(self).sampler {
-            sampler.forget();
-        }
-    }
-
     /// Turns syscall user dispatch on.
     fn turn_on(&mut self, context: &ThreadContext, with_stubs: bool) {
         self.dispatch = match (in_place::turn_on(context, with_stubs), with_stubs) {
@@ -103,14 +94,13 @@ impl Dispatcher {
                 true => self.in_place.turn_on(context, !sites.is_closed()),
                 false => self.in_place.dispatch = Dispatch::Impossible,
             }
-            let traces = self.machine.config.traces_in_place;
-            self.in_place.sampler = match self.machine.config.sampling {
-                _ if !traces => None,
-                Sampling::Hz(hz) => Sampler::start(context, Clock::Thread, hz),
-                Sampling::Timer(hz) => Sampler::start(context, Clock::ThreadTimer, hz),
-                Sampling::Real(hz) => Sampler::start(context, Clock::Real, hz),
-                Sampling::Every(_) => None,
-            };
+            match self.machine.config.sampling {
+                _ if !self.machine.config.traces_in_place => {}
+                Sampling::Hz(hz) => system.samples.start(context, Clock::Thread, hz),
+                Sampling::Timer(hz) => system.samples.start(context, Clock::ThreadTimer, hz),
+                Sampling::Real(hz) => system.samples.start(context, Clock::Real, hz),
+                Sampling::Every(_) => {}
+            }
         }
         if self.in_place.dispatch == Dispatch::WithStubs && sites.is_closed() {
             self.in_place.turn_on(context, false);
@@ -157,7 +147,8 @@ impl Dispatcher {
         match left {
             Left::Interrupted => system.deliver_pending(context),
             Left::Sample => {
-                self.was_sampled(context);
+                count(&self.peer.sampled[0], 1);
+                count(&self.peer.sampled[1], u64::from(system.samples.sampled()));
                 if self.effort.is_affordable() {
                     self.effort.begin();
                     self.begin_sample(system);
@@ -196,13 +187,6 @@ impl Dispatcher {
             system.host_moved(moved);
             self.count_heads();
         }
-    }
-
-    fn was_sampled(&mut self, context: &ThreadContext) {
-        let Some(sampler) = &mut self.in_place.sampler else { return };
-        count(&self.peer.sampled[0], 1);
-        count(&self.peer.sampled[1], u64::from(sampler.is_by_events()));
-        sampler.sampled(context);
     }
 
     /// An instruction of the guest's in place has faulted or trapped.

@@ -167,6 +167,7 @@ impl Dispatcher {
             if let Some(ended) = self.ending(outcome, system) {
                 self.abandon(AbortReason::Signal);
                 self.in_place = InPlace::default();
+                system.samples.stop();
                 return ended;
             }
             self.drop_written();

@@ -52,6 +52,7 @@ macro_rules! for_each_guest {
             signals_restart: "signals_restart.c",
             enter_word: "enter_word.c" .flags(&["-mno-red-zone"]),
             signalfd_faults: "signalfd_faults.c" .flags(&["-pthread"]),
+            signalfd_busy: "signalfd_busy.c",
             signalfd_threads: "signalfd_threads.c" .flags(&["-pthread"]),
             signals_context: "signals_context.c" .flags(&["-mno-red-zone"]),
             signals_stack: "signals_stack.c",

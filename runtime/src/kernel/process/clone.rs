@@ -353,6 +353,7 @@ impl System {
         self.clear_at_end = request.identity().clear_at_end;
         self.companion_seat = None;
         self.forget_accepted(context);
+        self.samples.forget();
         self.forget_dispatch();
         signal::set_kernel_mask(!SYNCHRONOUS);
         write(child_tid, i64::from(std::process::id()));

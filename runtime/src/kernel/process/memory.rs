@@ -13,7 +13,7 @@
 
 use std::ops::Range;
 
-use dynasour_guest::space::{self, Brk};
+use dynasour_guest::space::{self, Brk, page_down, page_up};
 
 use crate::kernel::entry::Call;
 
@@ -56,11 +56,12 @@ impl Memory {
         Some(call)
     }
 
+    /// The host uses these addresses: whole pages of them are protected.
     pub(crate) fn protect(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
         }
-        self.protected.push(range);
+        self.protected.push(whole_pages(&range));
         self.protected.sort_by_key(|range| range.start);
         let mut merged: Vec<Range<u64>> = Vec::with_capacity(self.protected.len());
         for range in self.protected.drain(..) {
@@ -72,7 +73,9 @@ impl Memory {
         self.protected = merged;
     }
 
+    /// The host uses these addresses no more.
     pub(crate) fn unprotect(&mut self, range: &Range<u64>) {
+        let range = whole_pages(range);
         let outside = |own: Range<u64>| {
             let parts = [own.start..own.end.min(range.start), own.start.max(range.end)..own.end];
             parts.into_iter().filter(|part| part.start < part.end)
@@ -151,6 +154,11 @@ impl Memory {
     }
 }
 
+/// The pages that `range` is part of.
+fn whole_pages(range: &Range<u64>) -> Range<u64> {
+    page_down(range.start)..page_up(range.end).unwrap_or(range.end)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,6 +191,10 @@ mod tests {
         memory.unprotect(&(0x6000..0x8000));
         assert_eq!(memory.protected, [0x1000..0x2000, 0x3000..0x5000, 0x8000..0x9000]);
         memory.unprotect(&(0..0x9000));
+        assert!(memory.protected.is_empty());
+        memory.protect(0x1000..0x2040);
+        assert_eq!(memory.protected, [0x1000..0x3000]);
+        memory.unprotect(&(0x1000..0x2040));
         assert!(memory.protected.is_empty());
     }
 

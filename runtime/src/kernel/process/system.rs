@@ -30,6 +30,7 @@ use super::{CompanionSeat, InCommon, Process, ThreadBody};
 use crate::changes::{Code, CodePages};
 use crate::kernel::entry;
 use crate::kernel::signal::altstack::AltStack;
+use crate::kernel::signal::samples::Samples;
 use crate::kernel::signal::{
     self, FaultHooks, MAX_SIGNAL, SIG_IGN, SigAction, SigSet, SignalState,
 };
@@ -221,6 +222,8 @@ pub struct System {
     pub(crate) process: Arc<Process>,
     /// The state that the thread shares with the signal handler.
     pub(crate) signals: Box<SignalState>,
+    /// What samples the thread, if it runs guest code in place.
+    pub(crate) samples: Samples,
     /// The thread's signal mask.
     pub(crate) mask: SigSet,
     /// The temporary mask of an interrupted call (such as sigsuspend). It is in effect until the
@@ -264,6 +267,7 @@ impl System {
                 report,
             ),
             signals: SignalState::new(inherited.mask),
+            samples: Samples::default(),
             mask: inherited.mask,
             delivery_mask: None,
             altstack: AltStack::of_new_process(),
@@ -349,6 +353,7 @@ impl System {
         System {
             process,
             signals: SignalState::new(self.mask),
+            samples: Samples::default(),
             mask: self.mask,
             delivery_mask: None,
             altstack: AltStack::default(),

@@ -11,18 +11,22 @@
 //! The signals are two of the six that are never blocked while the guest runs. A sample is told from
 //! a fault, and from what the guest sends, by its code and value.
 //!
-//! Data: [`Sampler`], one for each thread. Invariant: a sample ends no call of the guest's: an event
-//! does not interrupt calls; a call that a timer ends is restarted by the kernel, or the signal
-//! handler has it made again ([`super::super::entry::again`],
-//! [`super::super::entry::call_stubs::before_call`]).
+//! Data: [`Samples`], one for each thread. Invariants:
+//! * A sample ends no call of the guest's: an event does not interrupt calls; a call that a timer ends
+//!   is restarted by the kernel, or the signal handler has it made again ([`super::super::entry::again`],
+//!   [`super::super::entry::call_stubs::before_call`]).
+//! * The guest reads no sample: during a call that may take the signal itself there are none
+//!   ([`Samples::pause`]).
 //!
 //! Example: a thread computes for a second. Its timer expires after 50 ms, and the thread opens an
 //! event, which ends a period every 4 ms of its time. Each time the handler makes it leave guest
 //! code with [`Left::Sample`](super::super::entry::in_place::Left::Sample).
 
+use std::cell::RefCell;
+
 use dynasour_guest::ThreadContext;
 
-use super::SigInfo;
+use super::{SigInfo, SigSet, set_of};
 use crate::kernel::entry::{Call, raw};
 use crate::kernel::perf_event::{Attributes, Event};
 
@@ -57,48 +61,105 @@ pub enum Clock {
     Real,
 }
 
-/// What samples one thread.
+/// What samples one thread; used by that thread only.
+#[derive(Debug, Default)]
+pub struct Samples(RefCell<Option<Sampler>>);
+
 #[derive(Debug)]
-pub struct Sampler {
+struct Sampler {
     running: Running,
-    /// The nanoseconds between samples of an event, which is not open yet; none if none is to be
-    /// opened.
-    event: Option<u64>,
+    /// The nanoseconds between samples.
+    period: u64,
+    /// Is an event to be opened, which is not open yet?
+    wants_event: bool,
+    /// The value of its signals: the address of the thread's context.
+    value: u64,
 }
 
 /// It samples until it is dropped.
 #[derive(Debug)]
 enum Running {
-    Timer { _timer: Timer },
+    Timer(Timer),
     Event { _event: Event },
 }
 
-impl Sampler {
-    /// Starts to sample the calling thread, whose context is `context`, `hz` times in a second.
-    /// None if the kernel refuses.
-    pub fn start(context: &ThreadContext, clock: Clock, hz: u32) -> Option<Sampler> {
+impl Samples {
+    /// Starts to sample the calling thread, whose context is `context`, `hz` times in a second, if
+    /// the kernel allows it.
+    pub fn start(&self, context: &ThreadContext, clock: Clock, hz: u32) {
         let period = 1_000_000_000 / u64::from(hz.max(1));
-        let running = Running::Timer { _timer: Timer::start(context, clock, period)? };
-        Some(Sampler { running, event: (clock == Clock::Thread).then_some(period) })
+        let value = std::ptr::from_ref(context) as u64;
+        let sampler = Timer::new(value, clock).map(|timer| {
+            timer.set(FIRST, period);
+            let wants_event = clock == Clock::Thread;
+            Sampler { running: Running::Timer(timer), period, wants_event, value }
+        });
+        *self.0.borrow_mut() = sampler;
     }
 
-    /// The calling thread, whose context is `context`, was sampled: goes over to an event.
-    pub fn sampled(&mut self, context: &ThreadContext) {
-        let Some(period) = self.event.take() else { return };
-        let signal = Some(std::ptr::from_ref(context) as u64);
-        if let Some(event) = Event::start(&Attributes { period, records: 0, signal }, 0) {
-            self.running = Running::Event { _event: event };
+    /// Stops.
+    pub fn stop(&self) {
+        *self.0.borrow_mut() = None;
+    }
+
+    /// The calling thread was sampled: goes over to an event. Was it by an event?
+    pub fn sampled(&self) -> bool {
+        let mut sampler = self.0.borrow_mut();
+        let Some(sampler) = &mut *sampler else { return false };
+        if matches!(sampler.running, Running::Event { .. }) {
+            return true;
+        }
+        if std::mem::take(&mut sampler.wants_event) {
+            let (period, signal) = (sampler.period, Some(sampler.value));
+            if let Some(event) = Event::start(&Attributes { period, records: 0, signal }, 0) {
+                sampler.running = Running::Event { _event: event };
+            }
+        }
+        false
+    }
+
+    /// Until the result is dropped, no sample makes any of `signals` pending for the calling thread.
+    /// Before that the kernel does not block them.
+    pub fn pause(&self, signals: SigSet) -> Paused<'_> {
+        let mut borrowed = self.0.borrow_mut();
+        let Some(sampler) = &mut *borrowed else { return Paused(None) };
+        // An event cannot be paused: from now on a timer does its work.
+        if matches!(sampler.running, Running::Event { .. }) && signals & set_of(libc::SIGTRAP) != 0
+        {
+            let Some(timer) = Timer::new(sampler.value, Clock::ThreadTimer) else {
+                *borrowed = None;
+                return Paused(None);
+            };
+            timer.set(sampler.period, sampler.period);
+            sampler.running = Running::Timer(timer);
+        }
+        match &sampler.running {
+            Running::Timer(timer) if signals & set_of(TIMER_SIGNAL) != 0 => {
+                let first = timer.set(0, 0);
+                drop(borrowed);
+                Paused(Some((self, first)))
+            }
+            _ => Paused(None),
         }
     }
 
-    /// Are its samples events?
-    pub fn is_by_events(&self) -> bool {
-        matches!(self.running, Running::Event { .. })
+    /// In a forked child, which has neither timers nor events: forgets its parent's.
+    pub fn forget(&self) {
+        std::mem::forget(self.0.take());
     }
+}
 
-    /// In a forked child, which has neither timers nor events: forgets this one.
-    pub fn forget(self) {
-        std::mem::forget(self);
+/// A timer that is stopped for a while.
+pub struct Paused<'a>(Option<(&'a Samples, u64)>);
+
+impl Drop for Paused<'_> {
+    fn drop(&mut self) {
+        if let Some((samples, first)) = self.0
+            && let Some(Sampler { running: Running::Timer(timer), period, .. }) =
+                &*samples.0.borrow()
+        {
+            timer.set(first.max(1), *period);
+        }
     }
 }
 
@@ -107,36 +168,35 @@ impl Sampler {
 struct Timer(i32);
 
 impl Timer {
-    fn start(context: &ThreadContext, clock: Clock, period: u64) -> Option<Timer> {
+    /// A timer that sends its signal, with this value, to the calling thread. It is not set.
+    fn new(value: u64, clock: Clock) -> Option<Timer> {
         let clock = match clock {
             Clock::Thread | Clock::ThreadTimer => libc::CLOCK_THREAD_CPUTIME_ID as u64,
             Clock::Real => libc::CLOCK_MONOTONIC as u64,
         };
-        // SAFETY: gettid has no arguments.
-        let thread = unsafe { raw(&Call::new(libc::SYS_gettid, &[])) } as i32;
+        let thread = super::own_tid();
         // The kernel's `sigevent`: value, signal, kind, thread; 64 bytes.
         let mut event = [0u32; 16];
-        let value = std::ptr::from_ref(context) as u64;
         (event[0], event[1]) = (value as u32, (value >> 32) as u32);
         (event[2], event[3], event[4]) =
             (TIMER_SIGNAL as u32, libc::SIGEV_THREAD_ID as u32, thread as u32);
         let mut id = 0i32;
-        let times: [u64; 4] = [
-            period / 1_000_000_000,
-            period % 1_000_000_000,
-            FIRST / 1_000_000_000,
-            FIRST % 1_000_000_000,
-        ];
-        let (event, made) = (event.as_ptr() as u64, &raw mut id as u64);
-        // SAFETY: the kernel reads the event and the times, and writes the id.
-        unsafe {
-            if raw(&Call::new(libc::SYS_timer_create, &[clock, event, made])) != 0 {
-                return None;
-            }
-            let timer = Timer(id);
-            let args = [id as u64, 0, times.as_ptr() as u64, 0];
-            (raw(&Call::new(libc::SYS_timer_settime, &args)) == 0).then_some(timer)
-        }
+        let (event, id_at) = (event.as_ptr() as u64, &raw mut id as u64);
+        // SAFETY: the kernel reads the event, and writes the id.
+        let made = unsafe { raw(&Call::new(libc::SYS_timer_create, &[clock, event, id_at])) };
+        (made == 0).then_some(Timer(id))
+    }
+
+    /// Lets it expire `first` nanoseconds from now and then after each `period`; never if both are
+    /// 0. Returns after how many nanoseconds it would have expired.
+    fn set(&self, first: u64, period: u64) -> u64 {
+        let seconds = |time: u64| [time / 1_000_000_000, time % 1_000_000_000];
+        let ([a, b], [c, d]) = (seconds(period), seconds(first));
+        let (new, mut old) = ([a, b, c, d], [0u64; 4]);
+        let args = [self.0 as u64, 0, new.as_ptr() as u64, old.as_mut_ptr() as u64];
+        // SAFETY: the kernel reads `new` and writes `old`.
+        unsafe { raw(&Call::new(libc::SYS_timer_settime, &args)) };
+        old[2] * 1_000_000_000 + old[3]
     }
 }
 

@@ -319,12 +319,14 @@ impl System {
         if held == 0 || !READ_FROM_FILE.load(Ordering::Relaxed) || !may_read_signals(nr) {
             return f();
         }
+        let paused = self.samples.pause(held);
         change_kernel_mask(libc::SIG_BLOCK, held);
         let waiting = Waiting::begin(held);
         self.send_held_again(held);
         let result = f();
         drop(waiting);
         change_kernel_mask(libc::SIG_UNBLOCK, held);
+        drop(paused);
         result
     }
 
@@ -427,6 +429,7 @@ impl System {
         // guest repeats the call, and the signal is found then.
         self.signals.set_waiting(wanted);
         let waiting = (wanted & SYNCHRONOUS != 0).then(|| Waiting::begin(wanted));
+        let paused = self.samples.pause(wanted);
         let mut wait = wait::Wait::new(call);
         let done = loop {
             match self.take_held(wanted) {
@@ -450,6 +453,7 @@ impl System {
             }
         };
         drop(waiting);
+        drop(paused);
         self.signals.set_waiting(0);
         done
     }
