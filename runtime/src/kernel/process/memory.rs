@@ -193,9 +193,10 @@ mod tests {
         memory.unprotect(&(0..0x9000));
         assert!(memory.protected.is_empty());
         memory.protect(0x1000..0x2040);
-        assert_eq!(memory.protected, [0x1000..0x3000]);
-        memory.unprotect(&(0x1000..0x2040));
-        assert!(memory.protected.is_empty());
+        memory.protect(0x5000..0x6001);
+        assert_eq!(memory.protected, [0x1000..0x3000, 0x5000..0x7000]);
+        memory.unprotect(&(0x1000..0x5040));
+        assert_eq!(memory.protected, [0x6000..0x7000; 1]);
     }
 
     #[test]
