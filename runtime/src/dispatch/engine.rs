@@ -17,6 +17,7 @@ use crate::kernel::process::Registers;
 use crate::kernel::process::{self, ThreadBody};
 use crate::kernel::process::{Engine, Outcome, System};
 use crate::kernel::signal;
+use crate::kernel::signal::death::Death;
 use dynasour_guest::ThreadContext;
 use dynasour_tracer::AbortReason;
 use std::ops::Range;
@@ -108,7 +109,7 @@ impl Engine for Dispatcher {
             match outcome {
                 Outcome::Continue => self.drop_written(),
                 Outcome::Exit(status) | Outcome::ThreadExit(status) => process::exit(status),
-                Outcome::Killed(signo) => signal::die(signo),
+                Outcome::Killed(signo) => Death::of(signo, context, system).happen(),
             }
         }
     }

@@ -233,6 +233,18 @@ impl Machine {
         moved
     }
 
+    /// The process is about to be killed, and may leave a core file: the guest has its own code from
+    /// now on. No thread patches it any more.
+    pub fn give_code_back(&self) {
+        if !self.is_direct() {
+            return;
+        }
+        // Nobody changes code any more.
+        std::mem::forget(self.pages.exclusive());
+        self.call_sites.close();
+        patches::take_back_all(Purpose::Trace);
+    }
+
     /// Everything was retired: makes nothing lead there, and waits until every other thread has been
     /// outside.
     fn await_out_of_retired(&self, own: &Peer) {

@@ -63,6 +63,7 @@ use crate::interp::{Interp, Stop};
 use crate::kernel::process::Ending;
 use crate::kernel::process::{Engine, Outcome, System};
 use crate::kernel::signal::GuestFault;
+use crate::kernel::signal::death::Death;
 use crate::observe::profile;
 use dynasour_emitter::codegen::Allocator;
 use dynasour_guest::ThreadContext;
@@ -164,7 +165,7 @@ impl Dispatcher {
             } else {
                 self.stretch(context, system)
             };
-            if let Some(ended) = self.ending(outcome, system) {
+            if let Some(ended) = self.ending(outcome, context, system) {
                 self.abandon(AbortReason::Signal);
                 self.in_place = InPlace::default();
                 system.samples.stop();
@@ -223,7 +224,12 @@ impl Dispatcher {
     /// How the thread or the process ends after `outcome`; none if the guest continues. Before the
     /// process ends, its report is written. If another process runs in the same memory, the other
     /// threads of this one are stopped too.
-    fn ending(&mut self, outcome: Outcome, system: &mut System) -> Option<Ending> {
+    fn ending(
+        &mut self,
+        outcome: Outcome,
+        context: &ThreadContext,
+        system: &mut System,
+    ) -> Option<Ending> {
         let ending = match outcome {
             Outcome::Continue => return None,
             Outcome::ThreadExit(status) if !system.end_thread() => {
@@ -231,7 +237,13 @@ impl Dispatcher {
             }
             Outcome::ThreadExit(status) => Ending::Process(status),
             Outcome::Exit(status) => Ending::Process(status),
-            Outcome::Killed(signo) => Ending::Killed(signo),
+            Outcome::Killed(signo) => {
+                if !system.process.shares_memory() {
+                    self.machine.give_code_back();
+                    system.process.memory().hide_from_core_file();
+                }
+                Ending::Killed(Death::of(signo, context, system))
+            }
         };
         self.report(system);
         if system.process.shares_memory() {

@@ -93,7 +93,7 @@ impl System {
         rflags: u64,
     ) -> Outcome {
         if !self.process.action(signo).is_caught() || self.mask & set_of(signo) != 0 {
-            return Outcome::Killed(signo);
+            return self.killed(signo, info, rflags);
         }
         let outcome = self.deliver(context, signo, info, rflags);
         if outcome != Outcome::Continue {
@@ -117,7 +117,7 @@ impl System {
     ) -> Outcome {
         let action = self.process.action(signo);
         if !action.is_caught() {
-            return self.default_action(signo, &action);
+            return self.default_action(signo, &action, info, rflags);
         }
         let saved = self.mask;
         // If a call with a temporary mask was interrupted, the handler runs under that mask and
@@ -128,7 +128,7 @@ impl System {
         }
         if self.push_frame(context, signo, &action, info, saved, rflags).is_err() {
             return match signo {
-                libc::SIGSEGV => Outcome::Killed(libc::SIGSEGV),
+                libc::SIGSEGV => self.killed(signo, info, rflags),
                 _ => self.force_segv(context, rflags),
             };
         }
@@ -139,12 +139,18 @@ impl System {
     }
 
     /// Performs the action of an accepted signal for which the guest has no handler now.
-    fn default_action(&mut self, signo: i32, action: &SigAction) -> Outcome {
+    fn default_action(
+        &mut self,
+        signo: i32,
+        action: &SigAction,
+        info: &SigInfo,
+        rflags: u64,
+    ) -> Outcome {
         if action.handler == signal::SIG_IGN {
             return Outcome::Continue;
         }
         if DEADLY & set_of(signo) != 0 {
-            return Outcome::Killed(signo);
+            return self.killed(signo, info, rflags);
         }
         // The signal is sent again: the kernel has its default action, and performs it when the
         // mask allows.
@@ -155,6 +161,12 @@ impl System {
             entry::raw(&Call::new(libc::SYS_tgkill, &[pid, tid, signo as u64]));
         }
         Outcome::Continue
+    }
+
+    /// This signal kills the process, in the state of the context but with these flags.
+    pub(crate) fn killed(&mut self, signo: i32, info: &SigInfo, rflags: u64) -> Outcome {
+        self.killed_by = Some((*info, rflags));
+        Outcome::Killed(signo)
     }
 
     /// Builds the frame and makes `context` start the handler (`get_sigframe` and

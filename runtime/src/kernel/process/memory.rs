@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use dynasour_guest::space::{self, Brk, page_down, page_up};
 
-use crate::kernel::entry::Call;
+use crate::kernel::entry::{self, Call};
 
 /// `PROT_GROWSDOWN` of mprotect(2).
 const GROWS_DOWN: u64 = 0x0100_0000;
@@ -85,6 +85,17 @@ impl Memory {
 
     pub(crate) fn is_protected(&self, range: &Range<u64>) -> bool {
         self.protected.iter().any(|own| own.start < range.end && range.start < own.end)
+    }
+
+    /// Leaves the host out of a core file of this process (manual: madvise(2), MADV_DONTDUMP).
+    pub(crate) fn hide_from_core_file(&self) {
+        for range in &self.protected {
+            let len = range.end - range.start;
+            let args = [range.start, len, libc::MADV_DONTDUMP as u64];
+            // Part of the range may be unmapped; the rest is left out all the same.
+            // SAFETY: no access changes.
+            unsafe { entry::raw(&Call::new(libc::SYS_madvise, &args)) };
+        }
     }
 
     /// `/proc/self/maps` as the guest should see it: without the host, and with `[heap]` as the

@@ -32,7 +32,7 @@ use crate::kernel::entry;
 use crate::kernel::signal::altstack::AltStack;
 use crate::kernel::signal::samples::Samples;
 use crate::kernel::signal::{
-    self, FaultHooks, MAX_SIGNAL, SIG_IGN, SigAction, SigSet, SignalState,
+    self, FaultHooks, MAX_SIGNAL, SIG_IGN, SigAction, SigInfo, SigSet, SignalState,
 };
 use crate::kernel::xstate;
 
@@ -91,7 +91,7 @@ pub trait Engine: Code {
 
     /// Runs a vfork child from `context.rip` on, without generating code. The child shares all
     /// memory with its suspended parent. It ends by [`crate::kernel::process::exit`],
-    /// [`crate::kernel::signal::die`] or a successful execve. What it has allocated stays allocated
+    /// [`crate::kernel::signal::death::Death`] or a successful execve. What it has allocated stays allocated
     /// in the parent.
     fn run_vfork_child(&mut self, context: &mut ThreadContext, system: &mut System) -> !;
 
@@ -132,7 +132,7 @@ pub enum Outcome {
     Exit(i32),
     /// The thread alone asked to exit with this status; its asynchronous signals are blocked.
     ThreadExit(i32),
-    /// This signal kills the process: [`crate::kernel::signal::die`].
+    /// This signal kills the process: [`crate::kernel::signal::death::Death`].
     Killed(i32),
 }
 
@@ -232,6 +232,8 @@ pub struct System {
     pub(crate) altstack: AltStack,
     /// Error code, exception number and page fault address of the last fault.
     pub(crate) fault: (u64, u64, u64),
+    /// The last signal that was found to kill the process, and the flags with which it does.
+    pub(crate) killed_by: Option<(SigInfo, u64)>,
     /// RF as a signal frame has restored it, until the next guest instruction; 0 or the flag.
     pub(crate) resume_flag: u64,
     pub(crate) segments: Segments,
@@ -272,6 +274,7 @@ impl System {
             delivery_mask: None,
             altstack: AltStack::of_new_process(),
             fault: (0, 0, 0),
+            killed_by: None,
             resume_flag: 0,
             segments: Segments::default(),
             exec_arguments: None,
@@ -358,6 +361,7 @@ impl System {
             delivery_mask: None,
             altstack: AltStack::default(),
             fault: self.fault,
+            killed_by: None,
             resume_flag: 0,
             segments: self.segments,
             exec_arguments: None,

@@ -39,6 +39,7 @@ use crate::kernel::entry::{self, Call};
 use crate::kernel::process::System;
 use crate::kernel::process::guest_access::{guest_read, guest_write};
 use crate::kernel::signal;
+use crate::kernel::signal::death::Death;
 use crate::memory;
 use crate::sync::lock;
 
@@ -58,7 +59,7 @@ unsafe extern "C" {
 }
 
 /// Why the guest's code in a thread has ended. The host thread is still there.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Ending {
     /// The thread asked to exit, with this status; others go on.
@@ -66,7 +67,7 @@ pub enum Ending {
     /// The process, or its last thread, asked to exit with this status.
     Process(i32),
     /// A signal kills the process.
-    Killed(i32),
+    Killed(Death),
 }
 
 impl Ending {
@@ -75,7 +76,7 @@ impl Ending {
         match self {
             Ending::Thread(status) => exit_first(status),
             Ending::Process(status) => super::exit(status),
-            Ending::Killed(signo) => signal::die(signo),
+            Ending::Killed(death) => death.happen(),
         }
     }
 }

@@ -34,6 +34,7 @@
 //! takes it from [`SignalState`], builds the guest's frame and lets the guest's handler run.
 
 pub mod altstack;
+pub mod death;
 pub mod frame;
 pub mod gate;
 mod handler;
@@ -384,8 +385,7 @@ pub fn ours(guest: &SigAction) -> SigAction {
     }
 }
 
-/// Kills the process by `signo`, as if it had no handler: with the same wait status, core flag
-/// included.
+/// Kills the process by `signo` in the host's state. The guest dies by [`death::Death`].
 pub fn die(signo: i32) -> ! {
     set_kernel_action(signo, &SigAction::default());
     set_kernel_mask(!set_of(signo));

@@ -213,6 +213,10 @@ impl System {
                 Done::Outcome(Outcome::Killed(libc::SIGKILL))
             }
 
+            libc::SYS_tkill | libc::SYS_tgkill => {
+                self.suicide(context, nr, call).unwrap_or_else(|| self.pass(call))
+            }
+
             libc::SYS_getrlimit | libc::SYS_setrlimit | libc::SYS_prlimit64 => {
                 self.limit_call(nr, call).unwrap_or_else(|| self.pass(call))
             }
