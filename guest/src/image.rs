@@ -295,14 +295,14 @@ impl Plan {
         contents.random = options.random.map_or_else(random_bytes, Ok)?;
 
         let headers = &self.program.headers;
-        let image = self.program.map(options)?;
+        let mut image = self.program.map(options)?;
         let map_linker = |linker: &'_ Program| {
             linker.map(options).map_err(|reason| Reason::ElfInterpreter {
                 interpreter: linker.path.clone(),
                 reason: Box::new(reason),
             })
         };
-        let linker = match &self.linker {
+        let mut linker = match &self.linker {
             Some(linker) => Some((linker, map_linker(linker)?)),
             None => None,
         };
@@ -326,6 +326,10 @@ impl Plan {
         let entry_pc = linker
             .as_ref()
             .map_or(program_entry, |(linker, image)| linker.headers.entry.wrapping_add(image.bias));
+        image.unmap_holes()?;
+        if let Some((_, image)) = &mut linker {
+            image.unmap_holes()?;
+        }
         let stack_range = stack.range.clone();
         stack.commit();
         let images = [Some(image), linker.map(|(_, image)| image)];

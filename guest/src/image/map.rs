@@ -22,6 +22,8 @@ pub(super) struct Image {
     /// From its first to its last page, holes included.
     pub(super) range: Range<u64>,
     reservations: Vec<Reservation>,
+    /// The ranges between segments.
+    holes: Vec<Range<u64>>,
 }
 
 impl Image {
@@ -44,11 +46,24 @@ impl Image {
                 .map_segment(segment, file)
                 .map_err(cannot_map("segment", &segment.addresses()))?;
         }
-        if headers.relocatable {
-            image.unmap_holes(&clusters).map_err(cannot_map("image", &span))?;
-        }
-        keep_holes_free(image.holes(&clusters));
+        image.holes =
+            clusters.windows(2).map(|pair| image.moved(pair[0].end..pair[1].start)).collect();
+        keep_holes_free(image.holes.iter().cloned());
         Ok(image)
+    }
+
+    /// Unmaps the pages between segments. To be called when everything else has found its place: the
+    /// kernel could place it there.
+    pub(super) fn unmap_holes(&mut self) -> Result<(), Reason> {
+        // Those of an image that must lie at its address are not reserved.
+        for hole in &self.holes {
+            for reservation in &mut self.reservations {
+                if reservation.start() <= hole.start && hole.end <= reservation.end() {
+                    reservation.unmap(hole.clone()).map_err(cannot_map("image", hole))?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Hands the image over to the guest: it stays mapped.
@@ -67,6 +82,7 @@ impl Image {
             bias: 0,
             range: clusters[0].start..clusters[clusters.len() - 1].end,
             reservations,
+            holes: Vec::new(),
         })
     }
 
@@ -83,16 +99,12 @@ impl Image {
         let start = reservation.start() + lead;
         reservation.unmap(reservation.start()..start)?;
         let range = start..reservation.end();
-        Ok(Image { bias: start.wrapping_sub(span.start), range, reservations: vec![reservation] })
+        let bias = start.wrapping_sub(span.start);
+        Ok(Image { bias, range, reservations: vec![reservation], holes: Vec::new() })
     }
 
     fn moved(&self, range: Range<u64>) -> Range<u64> {
         range.start.wrapping_add(self.bias)..range.end.wrapping_add(self.bias)
-    }
-
-    /// The ranges between segments.
-    fn holes(&self, clusters: &[Range<u64>]) -> Vec<Range<u64>> {
-        clusters.windows(2).map(|pair| self.moved(pair[0].end..pair[1].start)).collect()
     }
 
     /// Maps one segment as the kernel does: the file's pages, zeros to the end of the last of them,
@@ -129,16 +141,6 @@ impl Image {
                 | ProtFlags::PROT_WRITE
                 | (segment.prot & ProtFlags::PROT_EXEC);
             reservation.map_zeroed(file_pages.end..pages.end, prot, MapFlags::empty())?;
-        }
-        Ok(())
-    }
-
-    /// Unmaps the pages between segments.
-    fn unmap_holes(&mut self, clusters: &[Range<u64>]) -> Result<(), Errno> {
-        for hole in self.holes(clusters) {
-            for reservation in &mut self.reservations {
-                reservation.unmap(hole.clone())?;
-            }
         }
         Ok(())
     }
