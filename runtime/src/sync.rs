@@ -18,7 +18,7 @@
 //!    locks above for that
 //! 6. idle dispatchers ([`crate::dispatch`])
 //! 7. what is kept for fragments that are made later
-//!    ([`crate::dispatch::native_code`]), then the fragments
+//!    ([`crate::dispatch`]), then the fragments
 //! 8. sites of system calls, then patches ([`crate::changes::patches`]), then the footprint: which
 //!    guest code was read ([`crate::dispatch`])
 //! 9. the list of threads, then the changes that were posted to each thread

@@ -11,6 +11,7 @@
 //! | `own_files` | files of `/proc/self` that the guest must see otherwise than the host |
 //! | `identity` | the name and command line that `/proc` shows of the process |
 //! | `delivery` | signal frames: starting the guest's handlers and returning from them |
+//! | `death` | the end of the process by a signal |
 //! | `clone`, `thread`, `companion` | new threads and processes, and their ends |
 //! | [`exec`] | executing another program |
 //! | `guest_access` | reads and writes of guest memory for system calls |
@@ -26,6 +27,7 @@
 
 mod clone;
 mod companion;
+mod death;
 mod delivery;
 pub mod exec;
 pub(crate) mod guest_access;
@@ -42,6 +44,7 @@ mod tests;
 pub(crate) mod thread;
 
 pub(crate) use companion::CompanionSeat;
+pub use death::Death;
 pub(crate) use identity::assume as assume_identity;
 pub(crate) use shared::{InCommon, Process};
 pub(crate) use system::Done;

@@ -91,7 +91,7 @@ pub trait Engine: Code {
 
     /// Runs a vfork child from `context.rip` on, without generating code. The child shares all
     /// memory with its suspended parent. It ends by [`crate::kernel::process::exit`],
-    /// [`crate::kernel::signal::death::Death`] or a successful execve. What it has allocated stays allocated
+    /// [`crate::kernel::process::Death`] or a successful execve. What it has allocated stays allocated
     /// in the parent.
     fn run_vfork_child(&mut self, context: &mut ThreadContext, system: &mut System) -> !;
 
@@ -132,7 +132,7 @@ pub enum Outcome {
     Exit(i32),
     /// The thread alone asked to exit with this status; its asynchronous signals are blocked.
     ThreadExit(i32),
-    /// This signal kills the process: [`crate::kernel::signal::death::Death`].
+    /// This signal kills the process: [`crate::kernel::process::Death`].
     Killed(i32),
 }
 

@@ -36,10 +36,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use dynasour_guest::ThreadContext;
 
 use crate::kernel::entry::{self, Call};
+use crate::kernel::process::Death;
 use crate::kernel::process::System;
 use crate::kernel::process::guest_access::{guest_read, guest_write};
 use crate::kernel::signal;
-use crate::kernel::signal::death::Death;
 use crate::memory;
 use crate::sync::lock;
 

@@ -34,7 +34,6 @@
 //! takes it from [`SignalState`], builds the guest's frame and lets the guest's handler run.
 
 pub mod altstack;
-pub mod death;
 pub mod frame;
 pub mod gate;
 mod handler;
@@ -385,7 +384,7 @@ pub fn ours(guest: &SigAction) -> SigAction {
     }
 }
 
-/// Kills the process by `signo` in the host's state. The guest dies by [`death::Death`].
+/// Kills the process by `signo` in the host's state. The guest dies by [`crate::kernel::process::Death`].
 pub fn die(signo: i32) -> ! {
     set_kernel_action(signo, &SigAction::default());
     set_kernel_mask(!set_of(signo));

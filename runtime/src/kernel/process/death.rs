@@ -22,10 +22,10 @@ use std::arch::asm;
 
 use dynasour_guest::ThreadContext;
 
-use super::frame::{self, Contents};
-use super::{MAX_SIGNAL, SigInfo, SigSet, set_of};
+use super::{Done, System};
 use crate::kernel::entry::{self, Call};
-use crate::kernel::process::{Done, System};
+use crate::kernel::signal::frame::{self, Contents};
+use crate::kernel::signal::{self, MAX_SIGNAL, SigAction, SigInfo, SigSet, set_of};
 use crate::kernel::xstate;
 
 /// Signals, besides the six, whose default action writes a core file (manual: signal(7)).
@@ -82,13 +82,13 @@ impl Death {
 
     /// Kills the process.
     pub fn happen(self) -> ! {
-        super::set_kernel_mask(!0);
-        super::set_kernel_action(self.signo, &super::SigAction::default());
+        signal::set_kernel_mask(!0);
+        signal::set_kernel_action(self.signo, &SigAction::default());
         // SAFETY: sends a signal, and reads `info`. Behind the return address there is a frame as
         // `rt_sigreturn` expects it, in memory that is never freed. Only this signal can come then,
         // so no code of the host's runs with the guest's bases.
         unsafe {
-            let (pid, tid) = (super::own_pid() as u64, super::own_tid() as u64);
+            let (pid, tid) = (signal::own_pid() as u64, signal::own_tid() as u64);
             let info = self.info.as_ref().map_or(0, |info| std::ptr::from_ref(info) as u64);
             let args = [pid, tid, self.signo as u64, info];
             if info == 0 || entry::raw(&Call::new(libc::SYS_rt_tgsigqueueinfo, &args)) != 0 {
@@ -121,7 +121,7 @@ impl System {
         call: &Call,
     ) -> Option<Done> {
         let [a, b, c] = [call.args[0] as i32, call.args[1] as i32, call.args[2] as i32];
-        let (pid, tid) = (super::own_pid(), super::own_tid());
+        let (pid, tid) = (signal::own_pid(), signal::own_tid());
         let signo = match nr {
             libc::SYS_tkill if a == tid => b,
             libc::SYS_tgkill if (a, b) == (pid, tid) => c,
@@ -129,7 +129,7 @@ impl System {
         };
         let is_core = (1..=MAX_SIGNAL).contains(&signo) && WITH_CORE & set_of(signo) != 0;
         if !is_core
-            || self.process.action(signo).handler != super::SIG_DFL
+            || self.process.action(signo).handler != signal::SIG_DFL
             || self.mask & set_of(signo) != 0
             || is_traced()
         {
