@@ -5,7 +5,10 @@
 //! *entrance*: native code that leads wherever links to the head lead. The displaced instructions
 //! are executed there by a block of their own, whenever no trace is.
 //!
-//! Data: none of its own. Invariant: patches are written with the exclusive right to change code and
+//! A patch that was taken back because its code was about to change is written again when the
+//! runtime leads the thread to the trace, which has found its code unchanged.
+//!
+//! Data: [`Entrances`], the dispatcher's part. Invariant: patches are written with the exclusive right to change code and
 //! with the lock of the fragments, while nothing is being dropped; and before what they lead to is
 //! dropped, they are taken back.
 //!
@@ -18,6 +21,34 @@ use crate::changes::trampolines;
 use crate::kernel::process::System;
 use crate::memory;
 use dynasour_guest::decode::{Decoded, Fetch, Reader};
+use rustc_hash::FxHashMap;
+
+/// The heads of traces at which a thread wants patches.
+#[derive(Debug, Default)]
+pub(super) struct Entrances {
+    /// The head at which a patch is to be written next.
+    wanted: Option<u64>,
+    /// How often the runtime has led the thread to heads without a patch, since the last patch there.
+    arrivals: FxHashMap<u64, u32>,
+}
+
+impl Entrances {
+    /// A trace was made at `head`.
+    pub fn made(&mut self, head: u64) {
+        self.arrivals.remove(&head);
+        self.wanted = Some(head);
+    }
+
+    /// The runtime leads the thread to the trace at `head`, where there is no patch. A patch is
+    /// tried ever more seldom: perhaps none can stand there.
+    pub fn arrived(&mut self, head: u64) {
+        let arrivals = self.arrivals.entry(head).or_default();
+        *arrivals = arrivals.saturating_add(1);
+        if arrivals.is_power_of_two() {
+            self.wanted = Some(head);
+        }
+    }
+}
 
 /// The instructions that a patch at a pc replaces.
 struct Displaced {
@@ -46,10 +77,10 @@ fn displaced(pc: u64, code: &dyn Fetch) -> Option<Displaced> {
 }
 
 impl Dispatcher {
-    /// A trace starts at `head`, the last one that was made: lets guest code in place enter it, if
-    /// a patch can stand there. The thread is outside.
+    /// Lets guest code in place enter the trace at the wanted head, if a patch can stand there. The
+    /// thread is outside.
     pub(super) fn patch_head(&mut self, system: &System) {
-        let Some(head) = self.unpatched.take() else { return };
+        let Some(head) = self.entrances.wanted.take() else { return };
         if !self.machine.is_direct() || patches::leads_to_trace(head) {
             return;
         }
@@ -78,6 +109,7 @@ impl Dispatcher {
         };
         if patches::write(head, own, inner, to, Purpose::Trace) {
             fragments.stats.patches += 1;
+            self.entrances.arrivals.remove(&head);
         }
     }
 }
@@ -86,4 +118,29 @@ impl Dispatcher {
 fn reserve_trampoline(system: &System, head: u64, inner: u8) -> Option<u64> {
     let mut memory = system.process.memory();
     trampolines::reserve(head, inner, |page| memory.protect(page))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patches_are_tried_ever_more_seldom() {
+        let mut entrances = Entrances::default();
+        let mut tried = |n: u32| {
+            (1..=n)
+                .filter(|_| {
+                    entrances.arrived(0x1000);
+                    entrances.wanted.take().is_some()
+                })
+                .count()
+        };
+        assert_eq!(tried(4), 3, "at 1, 2 and 4");
+        assert_eq!(tried(60), 4, "at 8, 16, 32 and 64");
+        entrances.made(0x1000);
+        assert_eq!(entrances.wanted, Some(0x1000));
+        entrances.wanted = None;
+        entrances.arrived(0x1000);
+        assert_eq!(entrances.wanted, Some(0x1000), "a new trace, a new try");
+    }
 }

@@ -70,6 +70,7 @@ use dynasour_guest::ThreadContext;
 use dynasour_guest::context::TRAP_FLAG;
 use dynasour_guest::decode::MAX_LENGTH;
 use dynasour_tracer::{AbortReason, Budget, Effort};
+use entrances::Entrances;
 use footprint::NotedCode;
 use fragments::{Arrival, FragmentError, SideRequest};
 use idle_dispatchers::IdleDispatcher;
@@ -97,8 +98,8 @@ pub struct Dispatcher {
     arrival: Arrival,
     /// What the thread needs to run guest code in place.
     in_place: InPlace,
-    /// The head of the last trace that was made, if guest code does not lead to it yet.
-    unpatched: Option<u64>,
+    /// The heads that guest code in place is to be led to.
+    entrances: Entrances,
 }
 
 impl Dispatcher {
@@ -123,7 +124,7 @@ impl Dispatcher {
             allocator: Allocator::default(),
             arrival: Arrival::default(),
             in_place: InPlace::default(),
-            unpatched: None,
+            entrances: Entrances::default(),
         };
         dispatcher.count_heads();
         Ok(dispatcher)

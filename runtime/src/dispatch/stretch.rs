@@ -184,6 +184,9 @@ impl Dispatcher {
         }
         match during(Phase::Translate, || fragments.find_code(pc, code, arrival)) {
             Ok(FoundCode::Native(entry)) => {
+                if machine.is_direct() && !patches::leads_to_trace(pc) {
+                    self.entrances.arrived(pc);
+                }
                 self.peer.enter_cache();
                 Execution::Native(entry)
             }

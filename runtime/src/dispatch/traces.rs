@@ -70,7 +70,7 @@ impl Dispatcher {
                         self.machine.set_traced();
                         self.mark(path.head);
                         if !is_side_trace {
-                            self.unpatched = Some(path.head);
+                            self.entrances.made(path.head);
                         }
                     }
                     Err(failure) => {
