@@ -20,14 +20,13 @@
 mod bench;
 mod cli;
 mod explain;
+#[cfg(all(fixed_address, not(test)))]
+mod fixed_address;
 mod guards;
 mod ir;
 
 use cli::{Cli, Command};
 use std::ffi::c_int;
-
-#[cfg(fixed_address)]
-include!(concat!(env!("OUT_DIR"), "/fixed_address.rs"));
 
 #[global_allocator]
 static HEAP: dynasour_runtime::heap::Heap = dynasour_runtime::heap::Heap;

@@ -18,7 +18,9 @@
 //! *Example.* A fragment that leaves through an indirect jump stores the target with `mov
 //! gs:[NEXT_PC], rcx`; the dispatcher then reads `context.next_pc`.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Bytes reserved for the extended state: the standard (non-compacted) XSAVE layout of every user
 /// component of the processors that we know, AMX tile data included (11,008 bytes by cpuid leaf
@@ -131,6 +133,12 @@ pub struct ThreadContext {
     pub landings: [u32; LANDINGS],
 }
 
+/// Memory for one context.
+struct First(UnsafeCell<MaybeUninit<ThreadContext>>);
+
+// SAFETY: `ThreadContext::first` gives out the only reference.
+unsafe impl Sync for First {}
+
 /// Byte offsets of the fields that generated code uses.
 pub mod offset {
     use super::ThreadContext;
@@ -200,6 +208,22 @@ impl ThreadContext {
         // SAFETY: every field is plain data for which all-zero bytes are a valid value.
         let mut context: Box<ThreadContext> =
             unsafe { Box::<ThreadContext>::new_zeroed().assume_init() };
+        context.initialise();
+        context
+    }
+
+    /// The context of the first thread: one of the process, as [`ThreadContext::new`] makes it. It
+    /// lies in memory that the kernel zeroes when it is touched, and most of it is not touched in a
+    /// short program.
+    ///
+    /// # Panics
+    /// It was taken before.
+    pub fn first() -> &'static mut ThreadContext {
+        static FIRST: First = First(UnsafeCell::new(MaybeUninit::zeroed()));
+        static TAKEN: AtomicBool = AtomicBool::new(false);
+        assert!(!TAKEN.swap(true, Ordering::Relaxed), "there is one first thread");
+        // SAFETY: nothing else refers to it, and zeros are a valid value, as in `new`.
+        let context = unsafe { (*FIRST.0.get()).assume_init_mut() };
         context.initialise();
         context
     }

@@ -1,8 +1,7 @@
 //! Starts a guest: finds and loads the program, makes the machine, and runs the guest.
 //!
-//! Data: none that outlives [`run`]. The local variables of [`run`] hold the guest's first context
-//! and its [`System`]; their addresses are known to signal handlers, so [`run`] ends with the
-//! process.
+//! Data: none that outlives [`run`]. A local variable of [`run`] holds the guest's [`System`]; its
+//! address is known to signal handlers, so [`run`] ends with the process.
 //!
 //! Invariant: if [`run`] returns, nothing of the guest has been executed.
 //!
@@ -108,7 +107,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
             pages,
         },
     );
-    let mut context = ThreadContext::new();
+    let context = ThreadContext::first();
     context.rip = loaded.entry_pc;
     context.gpr[dynasour_ir::Gpr::RSP.number()] = loaded.places.stack_pointer;
     let hooks = FaultHooks {
@@ -117,15 +116,15 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
         cache_end: dispatch::cache_end,
         accepted: dispatch::signal_accepted,
     };
-    // SAFETY: `context` is boxed and `system` is not moved. The process ends before this frame
+    // SAFETY: `context` is static and `system` is not moved. The process ends before this frame
     // does.
-    unsafe { system.start(&mut context, hooks) }.map_err(setup)?;
+    unsafe { system.start(context, hooks) }.map_err(setup)?;
     let images = loaded.images.iter().map(|image| image.range.clone());
     system
         .protect_host(&images.chain([loaded.stack.clone()]).collect::<Vec<_>>())
         .map_err(setup)?;
     process::assume_identity(&loaded);
-    let ending = dispatcher.run(&mut context, &mut system);
+    let ending = dispatcher.run(context, &mut system);
     system.leave();
     ending.finish()
 }

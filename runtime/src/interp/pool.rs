@@ -8,7 +8,9 @@
 //! * Code is appended and never changed.
 //! * A forked child shares the memory with its parent until [`Pool::unshare_after_fork`] has copied
 //!   it, at the same addresses. [`Pool::clear`] takes fresh memory too, so that a parent that
-//!   clears its pool meanwhile does not overwrite the child's code.
+//!   clears its pool meanwhile does not overwrite the child's code. An empty pool gets
+//!   memory of its own only in [`Pool::make_own`] (that takes 40 µs, and most children of a shell
+//!   never interpret).
 //!
 //! A pool belongs to one guest thread, which calls it without a lock. [`contains`] may be called by
 //! any thread, also in a signal handler.
@@ -46,6 +48,8 @@ pub fn contains(addr: u64) -> bool {
 pub struct Pool {
     views: Views,
     used: usize,
+    /// The memory is another process's; none of its code is ours.
+    is_inherited: bool,
 }
 
 impl Pool {
@@ -55,7 +59,7 @@ impl Pool {
     /// The kernel's error, or [`io::ErrorKind::QuotaExceeded`] if there are [`MOST`] pools already.
     pub fn new() -> io::Result<Pool> {
         let views = Views::new(POOL_SIZE, [])?;
-        let pool = Pool { views, used: 0 };
+        let pool = Pool { views, used: 0, is_inherited: false };
         let start = pool.views.executable() as usize;
         let free = |view: &&AtomicUsize| {
             view.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -84,6 +88,7 @@ impl Pool {
     pub fn append(&mut self, code: &[u8]) -> Option<u64> {
         let address = self.next_address();
         let end = self.used.checked_add(code.len())?;
+        assert!(!self.is_inherited, "code for another process's memory");
         if end > POOL_SIZE {
             return None;
         }
@@ -107,18 +112,32 @@ impl Pool {
         self.renew(0)
     }
 
-    /// In a forked child: puts private memory with the same code under both views.
+    /// In a forked child: puts private memory with the same code under both views, or leaves that
+    /// to [`Pool::make_own`] if there is no code.
     ///
     /// # Errors
     /// As [`Pool::new`]; the pool then still shares the parent's memory and must not be used.
     pub fn unshare_after_fork(&mut self) -> io::Result<()> {
+        if self.used == 0 {
+            self.is_inherited = true;
+            return Ok(());
+        }
         self.renew(self.used)
+    }
+
+    /// Makes sure that the memory is this process's own. To be called before code is appended.
+    ///
+    /// # Errors
+    /// As [`Pool::new`]; the memory is then still the parent's.
+    pub fn make_own(&mut self) -> io::Result<()> {
+        if self.is_inherited { self.renew(0) } else { Ok(()) }
     }
 
     /// Puts fresh memory under both views, with the first `keep` bytes of the old.
     fn renew(&mut self, keep: usize) -> io::Result<()> {
         self.views.renew(keep)?;
         self.used = keep;
+        self.is_inherited = false;
         Ok(())
     }
 }
@@ -155,6 +174,25 @@ mod tests {
         assert_eq!(pool.append(&mov(6)), Some(five));
         assert_eq!(call(five), 6);
         assert_eq!(pool.append(&vec![0; POOL_SIZE]), None);
+    }
+
+    #[test]
+    fn an_empty_pool_becomes_a_forked_childs_own_at_need() {
+        let mut pool = Pool::new().unwrap();
+        // SAFETY: the child changes its own copy of the pool, then exits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let own = pool.unshare_after_fork().is_ok() && pool.make_own().is_ok();
+            let right = own && pool.append(&mov(6)).is_some_and(|code| call(code) == 6);
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(!right)) };
+        }
+        let mut status = 0;
+        // SAFETY: a system call with a pointer to a local variable.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        let seven = pool.append(&mov(7)).unwrap();
+        assert_eq!(call(seven), 7, "the parent's pool is its own");
     }
 
     #[test]

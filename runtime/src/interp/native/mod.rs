@@ -248,6 +248,7 @@ impl NativeOp {
                     Some(pool) => pool,
                     none => none.insert(Pool::new()?),
                 };
+                pool.make_own()?;
                 let code = plan.generate(pool.next_address())?;
                 let thunk = pool.append(&code).ok_or(NativeError::Full)?;
                 natives.thunks.insert(key, thunk);
