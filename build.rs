@@ -146,7 +146,8 @@ fn fixed_address(directory: &Path) -> Option<Vec<String>> {
 fn order() -> Option<String> {
     let functions = fs::read_to_string(FUNCTIONS).ok()?;
     let crates = ["dynasour_runtime", "dynasour_guest"].map(|name| format!("*lib{name}-*.rlib:*"));
-    let in_crates = |sections: &str| crates.each_ref().map(|c| format!("{c}({sections}) ")).concat();
+    let in_crates =
+        |sections: &str| crates.each_ref().map(|c| format!("{c}({sections}) ")).concat();
     let is_generic = |line: &str| {
         let libraries = ["_ZN4core", "_ZN5alloc", "_ZN3std", "_ZN9hashbrown"];
         libraries.iter().any(|library| line.starts_with(library)) || line.contains("$LT$")

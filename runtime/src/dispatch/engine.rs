@@ -86,9 +86,8 @@ impl Engine for Dispatcher {
         self.selector.traces.dispatch.clear();
         self.abandon(AbortReason::Flushed);
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
-        let interpreter = self.interp.unshare_after_fork().map_err(|e| e.to_string());
-        let fragments = self.machine.after_fork_child(&self.peer).map_err(|e| e.to_string());
-        if let Err(error) = interpreter.and(fragments) {
+        self.interp.inherit();
+        if let Err(error) = self.machine.after_fork_child(&self.peer) {
             process::complain(&format!("cannot make a code cache for a forked child: {error}"));
             signal::die(libc::SIGABRT);
         }

@@ -9,7 +9,6 @@
 //! it out again.
 
 use super::Dispatcher;
-use super::fragments::FragmentError;
 use super::peers::Peer;
 use crate::kernel::process::System;
 use crate::kernel::process::{Ending, ThreadBody};
@@ -20,9 +19,6 @@ use std::sync::Arc;
 /// The dispatcher of a thread that has ended, or of a new thread before and while it runs.
 pub struct IdleDispatcher {
     pub dispatcher: Box<Dispatcher>,
-    /// The native code of its interpreter is in memory that is shared with the parent process,
-    /// which this process was forked from.
-    is_shared_with_parent: bool,
 }
 
 // SAFETY: a dispatcher owns every `Rc` that it holds (to blocks, to their IR, and to the view of
@@ -32,22 +28,16 @@ unsafe impl Send for IdleDispatcher {}
 
 impl IdleDispatcher {
     pub fn new(dispatcher: Dispatcher) -> IdleDispatcher {
-        IdleDispatcher { dispatcher: Box::new(dispatcher), is_shared_with_parent: false }
+        IdleDispatcher { dispatcher: Box::new(dispatcher) }
     }
 
     pub fn peer(&self) -> &Arc<Peer> {
         &self.dispatcher.peer
     }
 
-    pub fn mark_shared_with_parent(&mut self) {
-        self.is_shared_with_parent = true;
-    }
-
-    pub fn unshare(&mut self) -> Result<(), FragmentError> {
-        if std::mem::take(&mut self.is_shared_with_parent) {
-            self.dispatcher.interp.unshare_after_fork()?;
-        }
-        Ok(())
+    /// In a forked child: the interpreter's memory is shared with the parent.
+    pub fn inherit(&mut self) {
+        self.dispatcher.interp.inherit();
     }
 }
 

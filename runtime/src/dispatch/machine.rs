@@ -354,7 +354,7 @@ impl Machine {
     /// There is no memory for the code cache.
     pub fn after_fork_child(&self, own: &std::sync::Arc<Peer>) -> Result<(), FragmentError> {
         let mut idle = lock(&self.idle);
-        idle.iter_mut().for_each(IdleDispatcher::mark_shared_with_parent);
+        idle.iter_mut().for_each(IdleDispatcher::inherit);
         self.peers.keep_only(idle.iter().map(IdleDispatcher::peer).chain([own]));
         drop(idle);
         self.pages.after_fork_child();
@@ -370,7 +370,7 @@ impl Machine {
     pub fn dispatcher_for_thread(&'static self) -> Result<IdleDispatcher, FragmentError> {
         let idle = lock(&self.idle).pop();
         match idle {
-            Some(mut idle) => idle.unshare().map(|()| idle),
+            Some(idle) => Ok(idle),
             None => Dispatcher::new(self).map(IdleDispatcher::new),
         }
     }

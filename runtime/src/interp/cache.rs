@@ -30,7 +30,6 @@ use dynasour_ir::{Effects, GuestTerm, Inst, Op, Term};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::cell::OnceCell;
-use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -477,12 +476,9 @@ impl Cache {
         let _ = self.natives.clear();
     }
 
-    /// In a forked child: keeps the blocks and copies the thunks.
-    ///
-    /// # Errors
-    /// The kernel's error; no block must be run then.
-    pub fn unshare_after_fork(&mut self) -> io::Result<()> {
-        self.natives.unshare_after_fork()
+    /// In a forked child: keeps the blocks and the thunks.
+    pub fn inherit(&mut self) {
+        self.natives.inherit();
     }
 }
 

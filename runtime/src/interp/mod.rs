@@ -59,7 +59,6 @@ use dynasour_ir::{Trap, Ty};
 use flags::{Form, Kind};
 use lower::End;
 use std::convert::Infallible;
-use std::io;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -419,13 +418,10 @@ impl Interp {
         self.cache.clear();
     }
 
-    /// In a forked child: keeps the blocks, and copies the memory of the thunks, which is shared
-    /// with the parent.
-    ///
-    /// # Errors
-    /// The kernel has no memory for the copy. The interpreter must not be used then.
-    pub fn unshare_after_fork(&mut self) -> io::Result<()> {
-        self.cache.unshare_after_fork()
+    /// In a forked child: keeps the blocks, and the memory of the thunks, which is shared with the
+    /// parent until a thunk is made.
+    pub fn inherit(&mut self) {
+        self.cache.inherit();
     }
 
     /// The first byte of the instruction at `pc` that cannot be fetched, after a [`Trap::Fetch`]

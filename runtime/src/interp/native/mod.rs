@@ -196,12 +196,11 @@ impl NativePool {
         Ok(())
     }
 
-    /// In a forked child: gives the child a copy of the memory that it shares with its parent.
-    ///
-    /// # Errors
-    /// The kernel's error; the thunks must not be used then.
-    pub fn unshare_after_fork(&mut self) -> io::Result<()> {
-        self.pool.as_mut().map_or(Ok(()), Pool::unshare_after_fork)
+    /// In a forked child: the memory is shared with the parent.
+    pub fn inherit(&mut self) {
+        if let Some(pool) = &mut self.pool {
+            pool.inherit();
+        }
     }
 }
 
