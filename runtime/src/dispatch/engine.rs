@@ -11,12 +11,10 @@
 use super::select::NO_FRAGMENT;
 use super::{Dispatcher, in_place::InPlace};
 use crate::changes::Code;
-use crate::interp::NoPolicy;
-use crate::kernel::process::Death;
 use crate::kernel::process::Moved;
 use crate::kernel::process::Registers;
 use crate::kernel::process::{self, ThreadBody};
-use crate::kernel::process::{Engine, Outcome, System};
+use crate::kernel::process::{Engine, System};
 use crate::kernel::signal;
 use dynasour_guest::ThreadContext;
 use dynasour_tracer::AbortReason;
@@ -94,23 +92,7 @@ impl Engine for Dispatcher {
     }
 
     fn run_vfork_child(&mut self, context: &mut ThreadContext, system: &mut System) -> ! {
-        // All memory, this dispatcher's included, belongs to the suspended parent: the child only
-        // interprets, makes no fragments, and writes no report.
-        loop {
-            let outcome = if self.peer.enter(context) {
-                let stop = self.interp.run(context, &mut NoPolicy);
-                self.peer.leave();
-                self.handle_stop(context, system, stop)
-            } else {
-                self.forget_posted();
-                Outcome::Continue
-            };
-            match outcome {
-                Outcome::Continue => self.drop_written(),
-                Outcome::Exit(status) | Outcome::ThreadExit(status) => process::exit(status),
-                Outcome::Killed(signo) => Death::of(signo, context, system).happen(),
-            }
-        }
+        self.run_child_of_vfork(context, system)
     }
 
     fn registers_of(&self, tid: i32) -> Option<Registers> {
@@ -134,7 +116,7 @@ impl Engine for Dispatcher {
     }
 
     fn vfork_child_gone(&mut self) {
-        self.peer.reset_after_vfork();
+        self.vfork_child_is_gone();
     }
 
     fn new_thread(&mut self, protect: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>> {

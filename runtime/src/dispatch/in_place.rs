@@ -78,6 +78,18 @@ impl InPlace {
     }
 }
 
+impl InPlace {
+    /// For a vfork child: is dispatch on, with the stubs' calls allowed or not? Turns it on if it is
+    /// not.
+    pub(super) fn is_on(&mut self, context: &ThreadContext, with_stubs: bool) -> bool {
+        let wanted = if with_stubs { Dispatch::WithStubs } else { Dispatch::Alone };
+        if self.dispatch != wanted && self.dispatch != Dispatch::Impossible {
+            self.turn_on(context, with_stubs);
+        }
+        self.dispatch != Dispatch::Impossible
+    }
+}
+
 impl Dispatcher {
     /// May guest code run in place now? Turns syscall user dispatch on if it is off. The thread is
     /// outside.
@@ -88,9 +100,8 @@ impl Dispatcher {
         let sites = &self.machine.call_sites;
         sites.close_if_watched(system);
         if self.in_place.dispatch == Dispatch::Off {
-            let layout = xstate::layout();
-            let features = layout.xcr0 & !xstate::PKRU;
-            match in_place::prepare(features, layout.size) {
+            let features = xstate::enabled() & !xstate::PKRU;
+            match in_place::prepare(features, xstate::area_size()) {
                 true => self.in_place.turn_on(context, !sites.is_closed()),
                 false => self.in_place.dispatch = Dispatch::Impossible,
             }

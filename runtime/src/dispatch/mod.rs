@@ -56,6 +56,7 @@ mod report;
 mod select;
 mod stretch;
 mod traces;
+mod vfork_child;
 
 use crate::changes::Code;
 use crate::config::{RunConfig, Tier};

@@ -75,7 +75,7 @@ enum Execution {
 }
 
 /// Why a stretch ended.
-enum Ended {
+pub(super) enum Ended {
     /// The interpreter stopped.
     Stopped(Stop<Selected>),
     /// A head's counter ran out after this many executions of the head.
@@ -253,7 +253,7 @@ impl Dispatcher {
     }
 
     /// Interprets one instruction. None if it completed.
-    fn interpret_one(&mut self, context: &mut ThreadContext) -> Option<Ended> {
+    pub(super) fn interpret_one(&mut self, context: &mut ThreadContext) -> Option<Ended> {
         let stop = during(Phase::Interpret, || self.interp.run_one(context));
         stop.map(|stop| Ended::Stopped(stop.without_policy()))
     }
@@ -261,7 +261,7 @@ impl Dispatcher {
     /// Native code has left: makes the guest's state exact, comes out of the cache, and interprets
     /// the next instruction if it may not be executed natively. Returns why the stretch ends; none
     /// if it continues.
-    fn after_native(
+    pub(super) fn after_native(
         &mut self,
         entry: Option<NativeEntry>,
         left: ExitReason,

@@ -1,0 +1,120 @@
+//! How the child of a vfork runs: a process in its suspended parent's memory, for the short time
+//! until it executes another program or exits.
+//!
+//! The child uses the dispatcher and the peer of the parent's thread, which sleeps. It makes no
+//! fragments, is not sampled and writes no report. Its code is interpreted, or runs in place under
+//! `direct`: the child turns syscall user dispatch on for itself, with the selector of its own
+//! context. A patch may lead it into a trace; what the trace's exit asks the runtime to compile is
+//! not compiled.
+//!
+//! Data: none that outlives the child. Invariants: while the child runs, the peer names the child
+//! ([`Peer::attach`](super::peers::Peer::attach)), so threads that call the peer's thread out of the
+//! cache send the signal to the child. The child is *outside* when it executes another program, so
+//! nobody calls it then; [`Dispatcher::vfork_child_is_gone`] makes the peer name the parent again.
+//! The parent's own [`InPlace`] is not touched, because the kernel has kept the parent's dispatch.
+//!
+//! Called on the child's stack, in the child. No lock of the dispatcher's is held.
+//!
+//! Example: `posix_spawn` makes a child that sets 64 dispositions and calls execve. Under `direct`
+//! each call traps once; interpreted, its blocks would be lifted first, which took 1 ms.
+
+use super::Dispatcher;
+use super::fragments::Arrival;
+use super::in_place::InPlace;
+use super::stretch::Ended;
+use crate::changes::patches;
+use crate::interp::{NoPolicy, Stop};
+use crate::kernel::entry::in_place::{self, Left};
+use crate::kernel::process::{self, Death, Outcome, System};
+use crate::observe::profile::{Phase, during};
+use dynasour_guest::ThreadContext;
+use dynasour_guest::context::TRAP_FLAG;
+use dynasour_tracer::Selected;
+use std::sync::atomic::Ordering;
+
+impl Dispatcher {
+    /// Runs the child until its process executes another program or ends.
+    pub(super) fn run_child_of_vfork(
+        &mut self,
+        context: &mut ThreadContext,
+        system: &mut System,
+    ) -> ! {
+        let mut in_place = InPlace::default();
+        self.peer.attach();
+        loop {
+            let runs_in_place = self.can_run_in_place(&mut in_place, context, system);
+            let outcome = if !self.peer.enter(context) {
+                self.forget_posted();
+                Outcome::Continue
+            } else if runs_in_place {
+                self.child_in_place(context, system)
+            } else {
+                let stop = self.interp.run(context, &mut NoPolicy);
+                self.peer.leave();
+                self.handle_stop(context, system, stop)
+            };
+            match outcome {
+                Outcome::Continue => self.drop_written(),
+                Outcome::Exit(status) | Outcome::ThreadExit(status) => process::exit(status),
+                Outcome::Killed(signo) => Death::of(signo, context, system).happen(),
+            }
+        }
+    }
+
+    /// The child is gone; it may have ended in any state. The parent's thread goes on.
+    pub(super) fn vfork_child_is_gone(&mut self) {
+        self.peer.reset_after_vfork();
+        self.peer.attach();
+        self.arrival = Arrival::default();
+    }
+
+    /// May the child's code run in place? Turns its syscall user dispatch on if it is off.
+    fn can_run_in_place(
+        &self,
+        in_place: &mut InPlace,
+        context: &ThreadContext,
+        system: &System,
+    ) -> bool {
+        // The interpreter ends a single-stepped program as the kernel would, in place it would not.
+        let is_possible = self.machine.is_direct()
+            && context.gs_base == 0
+            && context.rflags & TRAP_FLAG == 0
+            && Self::unreachable(context).is_none();
+        is_possible && {
+            let sites = &self.machine.call_sites;
+            sites.close_if_watched(system);
+            in_place.is_on(context, !sites.is_closed())
+        }
+    }
+
+    /// Runs the child's code in place, from interpreting, until something has to be handled.
+    fn child_in_place(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
+        let ended = if context.pending.load(Ordering::Relaxed) != 0 {
+            Some(Ended::Stopped(Stop::Pending))
+        } else if patches::leads_to_trace(context.rip) {
+            // The child may have left that trace without progress.
+            self.interpret_one(context)
+        } else {
+            self.peer.enter_in_place();
+            // SAFETY: the context is this process's, GS points to it, and dispatch is on. What
+            // patches lead to is not dropped while the peer is in the cache.
+            let left = during(Phase::Native, || unsafe { in_place::run(context) });
+            let code = self.interp.code();
+            self.after_native(None, left, context, &*code)
+        };
+        if !matches!(ended, Some(Ended::Outside)) {
+            self.peer.leave();
+        }
+        match ended {
+            Some(Ended::Stopped(stop)) => self.handle_stop(context, system, stop),
+            // The site is not counted: patching it would take locks that the parent's other threads
+            // need even if the child is killed.
+            Some(Ended::InPlace(Left::Call)) => {
+                self.handle_stop(context, system, Stop::<Selected>::Syscall)
+            }
+            Some(Ended::InPlace(Left::Sample)) => Outcome::Continue,
+            Some(Ended::InPlace(left)) => self.left_in_place(context, system, left),
+            _ => Outcome::Continue,
+        }
+    }
+}
