@@ -178,6 +178,12 @@ pub mod offset {
     pub const PENDING: usize = offset_of!(ThreadContext, pending);
     /// `dispatch_selector`
     pub const DISPATCH_SELECTOR: usize = offset_of!(ThreadContext, dispatch_selector);
+    /// `in_place_left`
+    pub const IN_PLACE_LEFT: usize = offset_of!(ThreadContext, in_place_left);
+    /// `in_place_rip`
+    pub const IN_PLACE_RIP: usize = offset_of!(ThreadContext, in_place_rip);
+    /// `in_place_flags`
+    pub const IN_PLACE_FLAGS: usize = offset_of!(ThreadContext, in_place_flags);
     /// `extended_away`
     pub const EXTENDED_AWAY: usize = offset_of!(ThreadContext, extended_away);
     /// `stub_save[0]`

@@ -140,40 +140,59 @@ impl CodePages {
 /// written. The caller has the exclusive right to change code, or a lock that keeps others from
 /// writing there.
 pub fn write_code(address: u64, bytes: &[u8]) -> bool {
-    if write_past_protection(address, bytes) {
-        return true;
-    }
-    // A process in a jail has no `/proc`.
-    let start = page_down(address);
-    let len = page_down(address + bytes.len() as u64 - 1) + PAGE - start;
-    let protect = |prot: i32| {
-        // SAFETY: the pages are there, and have these rights except for a moment.
-        unsafe { raw(&Call::new(libc::SYS_mprotect, &[start, len, prot as u64])) == 0 }
-    };
-    let code = libc::PROT_READ | libc::PROT_EXEC;
-    protect(code | libc::PROT_WRITE)
-        // SAFETY: bytes of the guest's code, where the host has been asked to write.
-        && unsafe { memory::copy_out_open(address, bytes) } == bytes.len()
-        && protect(code)
+    CodeWriter::open().write(address, bytes)
 }
 
 /// Writes to private memory as if it were writable. False if it cannot be written.
 pub fn write_past_protection(address: u64, bytes: &[u8]) -> bool {
-    let call = |nr, args: &[u64]| {
-        // SAFETY: calls about a descriptor that is opened and closed here; the write goes where the
-        // caller was asked to store.
-        unsafe { raw(&Call::new(nr, args)) }
-    };
-    let flags = (libc::O_WRONLY | libc::O_CLOEXEC) as u64;
-    let fd = call(
-        libc::SYS_openat,
-        &[libc::AT_FDCWD as u64, c"/proc/self/mem".as_ptr() as u64, flags, 0],
-    );
-    if fd < 0 {
-        return false;
+    CodeWriter::open().write_past_protection(address, bytes)
+}
+
+/// Writes to code several times: it opens the process's memory once, which takes 10 µs.
+pub struct CodeWriter {
+    /// A descriptor of `/proc/self/mem`, or the negative errno.
+    fd: i64,
+}
+
+impl CodeWriter {
+    /// A process in a jail has no `/proc`; there [`CodeWriter::write`] changes protections.
+    pub fn open() -> CodeWriter {
+        let flags = (libc::O_WRONLY | libc::O_CLOEXEC) as u64;
+        let args = [libc::AT_FDCWD as u64, c"/proc/self/mem".as_ptr() as u64, flags, 0];
+        // SAFETY: opens a descriptor, which is closed by `drop`.
+        CodeWriter { fd: unsafe { raw(&Call::new(libc::SYS_openat, &args)) } }
     }
-    let done =
-        call(libc::SYS_pwrite64, &[fd as u64, bytes.as_ptr() as u64, bytes.len() as u64, address]);
-    call(libc::SYS_close, &[fd as u64]);
-    done == bytes.len() as i64
+
+    /// As [`write_code`].
+    pub fn write(&self, address: u64, bytes: &[u8]) -> bool {
+        if self.write_past_protection(address, bytes) {
+            return true;
+        }
+        let start = page_down(address);
+        let len = page_down(address + bytes.len() as u64 - 1) + PAGE - start;
+        let protect = |prot: i32| {
+            // SAFETY: the pages are there, and have these rights except for a moment.
+            unsafe { raw(&Call::new(libc::SYS_mprotect, &[start, len, prot as u64])) == 0 }
+        };
+        let code = libc::PROT_READ | libc::PROT_EXEC;
+        protect(code | libc::PROT_WRITE)
+            // SAFETY: bytes of the guest's code, where the host has been asked to write.
+            && unsafe { memory::copy_out_open(address, bytes) } == bytes.len()
+            && protect(code)
+    }
+
+    fn write_past_protection(&self, address: u64, bytes: &[u8]) -> bool {
+        let args = [self.fd as u64, bytes.as_ptr() as u64, bytes.len() as u64, address];
+        // SAFETY: the write goes where the caller was asked to store.
+        self.fd >= 0 && unsafe { raw(&Call::new(libc::SYS_pwrite64, &args)) } == bytes.len() as i64
+    }
+}
+
+impl Drop for CodeWriter {
+    fn drop(&mut self) {
+        if self.fd >= 0 {
+            // SAFETY: the descriptor is this value's own.
+            unsafe { raw(&Call::new(libc::SYS_close, &[self.fd as u64])) };
+        }
+    }
 }

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Data: [`CallSites`], one for the process, behind a lock of its own (number 8 in the order of
-//! `crate::sync`, before the patches). Invariants: a patched site is `mov eax, NR; syscall`, and NR
-//! is a call that the runtime passes on unchanged ([`System::passes_on`]). The rest is said in
-//! [`crate::changes::patches`]. Only the five bytes of the `mov` change, which are one instruction,
+//! `crate::sync`, before the patches). Invariants: a patched site is `mov eax, NR; syscall`, and its stub
+//! makes the call only if the runtime passes it on unchanged ([`System::passes_on`]); else the stub
+//! brings it to the runtime, without the signal. The rest is said in [`crate::changes::patches`]. Only the five bytes of the `mov` change, which are one instruction,
 //! so no jump leads between them.
 //!
 //! Called by threads outside guest code.
@@ -19,7 +19,7 @@
 
 use crate::changes::CodePages;
 use crate::changes::patches::{self, Purpose};
-use crate::kernel::entry::call_stubs;
+use crate::kernel::entry::call_stubs::{self, Kind};
 use crate::kernel::process::System;
 use crate::memory;
 use crate::sync::lock;
@@ -54,7 +54,7 @@ impl CallSites {
     /// The guest's `syscall` at `pc` has trapped, with `nr` in rax. Rewrites the site if it is hot
     /// and can be rewritten.
     pub fn trapped(&self, pc: u64, nr: u64, system: &System, pages: &CodePages) {
-        if self.is_closed() || !System::passes_on(nr as i64) {
+        if self.is_closed() {
             return;
         }
         if self.is_hot(pc) && !system.watches_calls() {
@@ -62,7 +62,8 @@ impl CallSites {
             let _exclusive = pages.exclusive();
             let mut sites = lock(&self.sites);
             if !self.is_closed() {
-                sites.patch(pc.wrapping_sub(call_stubs::MOV), nr as u32, pages);
+                let kind = if System::passes_on(nr as i64) { Kind::Makes } else { Kind::Brings };
+                sites.patch(pc.wrapping_sub(call_stubs::MOV), nr as u32, kind, pages);
             }
         }
     }
@@ -120,7 +121,7 @@ impl CallSites {
 }
 
 impl Sites {
-    fn patch(&mut self, site: u64, nr: u32, pages: &CodePages) {
+    fn patch(&mut self, site: u64, nr: u32, kind: Kind, pages: &CodePages) {
         let mut bytes = [0; 7];
         if memory::fetch_code(site, &mut bytes) != bytes.len()
             || bytes[0] != 0xb8
@@ -131,7 +132,7 @@ impl Sites {
             return;
         }
         let Ok(low) = u32::try_from(site) else { return };
-        let Some(stub) = call_stubs::make(self.stubs, low, nr) else { return };
+        let Some(stub) = call_stubs::make(self.stubs, low, nr, kind) else { return };
         self.stubs += 1;
         let own = [bytes[0], bytes[1], bytes[2], bytes[3], bytes[4]];
         patches::write(site, own, 0, stub, Purpose::Call);

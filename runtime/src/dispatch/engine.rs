@@ -10,7 +10,7 @@
 
 use super::select::NO_FRAGMENT;
 use super::{Dispatcher, in_place::InPlace};
-use crate::changes::Code;
+use crate::changes::{Code, patches};
 use crate::kernel::process::Moved;
 use crate::kernel::process::Registers;
 use crate::kernel::process::{self, ThreadBody};
@@ -60,6 +60,7 @@ impl Engine for Dispatcher {
         // pages while this one is in a system call.
         self.drop_written();
         self.machine.pages.set_threaded();
+        patches::set_shared();
         if self.machine.lose_private_memory() {
             self.flush();
         }

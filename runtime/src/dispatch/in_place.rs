@@ -175,6 +175,7 @@ impl Dispatcher {
                 }
                 self.handle_stop(context, system, Stop::<Selected>::Syscall)
             }
+            Left::Brought => self.handle_stop(context, system, Stop::<Selected>::Syscall),
             Left::Call32 => {
                 let pc = context.rip - INT_80;
                 self.handle_stop(context, system, Stop::<Selected>::Special { pc })

@@ -178,7 +178,7 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             pool.inherit();
-            let mut read = || std::io::Read::read(&mut &theirs, &mut [0]).is_ok();
+            let read = || std::io::Read::read(&mut &theirs, &mut [0]).is_ok();
             let known = read() && call(five) == 5;
             let appended = pool.make_own().is_ok() && pool.append(&mov(7)) == Some(six);
             let right = known && appended && read() && call(five) == 5 && call(six) == 7;

@@ -1,8 +1,9 @@
-//! Stubs that make a guest's system call without the runtime, for guest code that runs in place.
+//! Stubs for the system calls of guest code that runs in place.
 //!
 //! A site `mov eax, NR; syscall` of the guest's is rewritten to a jump to a stub of its own
-//! (`crate::dispatch::call_sites`). All stubs lie in one range, from which syscall user dispatch
-//! lets calls pass:
+//! (`crate::dispatch::call_sites`). A stub *makes* a call that is passed on to the kernel unchanged,
+//! or *brings* a call to the runtime without a signal. All stubs lie in one range, from which syscall
+//! user dispatch lets calls pass. A stub that makes the call:
 //!
 //! ```text
 //!  0   mov  eax, NR                    the guest's own instruction
@@ -18,13 +19,28 @@
 //! 60   SITE
 //! ```
 //!
+//! A stub that brings the call to the runtime does what the signal handler does for a call that
+//! traps ([`super::in_place`]):
+//!
+//! ```text
+//!  0   mov  eax, NR                    the guest's own instruction
+//!  5   mov  gs:[in_place_left], CALL
+//! 18   mov  gs:[in_place_rip], SITE + 7
+//! 31   mov  gs:[in_place_flags], 0
+//! 44   mov  gs:[dispatch_selector], 0  system calls are allowed from now on
+//! 53   jmp  [LEFT]                     stores the guest's registers
+//! 60   SITE
+//! ```
+//!
 //! No instruction changes flags, so r11 and the flags are what a call leaves. Each offset stands
 //! for one exact state of the guest at the site ([`guest_state`]): a signal may interrupt a stub
-//! anywhere, and the kernel restarts an interrupted call at offset 5 as it would at the site.
+//! anywhere, and the kernel restarts an interrupted call at offset 5 as it would at the site. In a
+//! stub of the second kind the state behind the `mov` is that before the guest's own `syscall`.
 //!
 //! Data: the range, mapped once before the guest's first instruction and inherited by forked
 //! children at the same addresses. It is unmapped if the guest wants its addresses. The first page
-//! is data and holds the word CLOSED: if it is nonzero, calls must come to the runtime. Written
+//! is data. It holds the word CLOSED: if it is nonzero, calls must come to the runtime; and LEFT, the
+//! address of the host's code. CLOSED is written
 //! under the lock of `crate::dispatch::call_sites`, read by signal handlers without it. Invariant:
 //! nothing in the range but the five bytes of NR and the addresses of SITE derives from the guest.
 //!
@@ -35,8 +51,10 @@ use dynasour_guest::space::PAGE;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::in_place::{ALLOW, Left};
 use super::ways_out;
 use crate::changes::host;
+use dynasour_guest::context::offset;
 
 /// Bytes of a stub and its alignment.
 const SLOT: u64 = 64;
@@ -58,6 +76,19 @@ pub const SYSCALL: u64 = 2;
 const SITE: u64 = 60;
 /// The offset from which on the call is to be made by the runtime.
 const REPEATED: u64 = 34;
+/// The offset in the range of the address of the host's code that stores the guest's registers.
+const LEFT: u64 = 8;
+/// The first byte behind the `mov` of a stub that brings the call to the runtime: a prefix.
+const BRINGS: u8 = 0x65;
+
+/// What a stub does with the call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// It makes the call.
+    Makes,
+    /// It brings the call to the runtime.
+    Brings,
+}
 
 /// The start of the range; 0 if there is none.
 static START: AtomicU64 = AtomicU64::new(0);
@@ -89,7 +120,10 @@ pub fn map() {
         };
         if mapped as u64 == at {
             // SAFETY: the first page of the new mapping.
-            unsafe { libc::mprotect(mapped, PAGE as usize, libc::PROT_READ | libc::PROT_WRITE) };
+            unsafe {
+                libc::mprotect(mapped, PAGE as usize, libc::PROT_READ | libc::PROT_WRITE);
+                ((at + LEFT) as *mut u64).write(super::in_place::left_address());
+            }
             START.store(at, Ordering::Relaxed);
             return;
         }
@@ -119,12 +153,46 @@ pub fn close() {
 
 /// Makes stub number `n` for the call `nr` whose `mov` stands at `site`, in the low 2 GiB. Returns
 /// its address; none if there is no room, or if memory cannot be written.
-pub fn make(n: u64, site: u32, nr: u32) -> Option<u64> {
+pub fn make(n: u64, site: u32, nr: u32, kind: Kind) -> Option<u64> {
     let range = range();
     let at = range.start + PAGE + n * SLOT;
     if range.is_empty() || at + SLOT > range.start + WAYS_OUT {
         return None;
     }
+    let mut code = match kind {
+        Kind::Makes => making(at, site, nr),
+        Kind::Brings => bringing(site, nr),
+    };
+    code.resize(SITE as usize, 0xcc);
+    code.extend(site.to_le_bytes());
+    // The slot is in the range, and nothing leads to it yet.
+    host::write_code(at, &code).then_some(at)
+}
+
+/// The code of a stub that brings the call to the runtime.
+fn bringing(site: u32, nr: u32) -> Vec<u8> {
+    let behind = site + (MOV + SYSCALL) as u32;
+    let mut code = vec![0xb8];
+    code.extend(nr.to_le_bytes());
+    for (field, value) in [
+        (offset::IN_PLACE_LEFT, Left::Brought as u32),
+        (offset::IN_PLACE_RIP, behind),
+        (offset::IN_PLACE_FLAGS, 0),
+    ] {
+        code.extend([BRINGS, 0x48, 0xc7, 0x04, 0x25]);
+        code.extend((field as u32).to_le_bytes());
+        code.extend(value.to_le_bytes());
+    }
+    code.extend([0x65, 0xc6, 0x04, 0x25]);
+    code.extend((offset::DISPATCH_SELECTOR as u32).to_le_bytes());
+    code.push(ALLOW);
+    code.extend([0xff, 0x24, 0x25]);
+    code.extend(((range().start + LEFT) as u32).to_le_bytes());
+    code
+}
+
+/// The code of a stub at `at` that makes the call.
+fn making(at: u64, site: u32, nr: u32) -> Vec<u8> {
     let behind = u64::from(site) + MOV + SYSCALL;
     let jump = |from: u64, to: u64| (to as i64 - (at + from + 5) as i64) as i32;
     let mut code: Vec<u8> = Vec::with_capacity(SLOT as usize);
@@ -138,16 +206,13 @@ pub fn make(n: u64, site: u32, nr: u32) -> Option<u64> {
     code.push(0xe9);
     code.extend(jump(20, behind).to_le_bytes());
     code.extend([0x8b, 0x0c, 0x25]);
-    code.extend((range.start as u32).to_le_bytes());
+    code.extend((range().start as u32).to_le_bytes());
     code.extend([0xe3, (13i8 - 34) as u8]);
     code.push(0xb8);
     code.extend(nr.to_le_bytes());
     code.push(0xe9);
     code.extend(jump(39, u64::from(site) + MOV).to_le_bytes());
-    code.resize(SITE as usize, 0xcc);
-    code.extend(site.to_le_bytes());
-    // The slot is in the range, and nothing leads to it yet.
-    host::write_code(at, &code).then_some(at)
+    code
 }
 
 /// If the thread was interrupted at `rip` by a signal that is not the guest's, and that has made
@@ -186,14 +251,17 @@ pub fn guest_state(rip: u64) -> Option<GuestState> {
     }
     let offset = (rip - range.start) % SLOT;
     // SAFETY: the thread executes this stub, so it is complete.
-    let (site, nr) = unsafe {
+    let (site, nr, brings) = unsafe {
         let stub = rip - offset;
-        (((stub + SITE) as *const u32).read(), ((stub + 1) as *const u32).read_unaligned())
+        let site = ((stub + SITE) as *const u32).read();
+        let nr = ((stub + 1) as *const u32).read_unaligned();
+        (site, nr, ((stub + MOV) as *const u8).read() == BRINGS)
     };
     let (site, nr) = (u64::from(site), Some(u64::from(nr)));
     let behind = site + MOV + SYSCALL;
     Some(match offset {
         0 => GuestState { rip: site, rax: None, rcx: None },
+        _ if brings => GuestState { rip: site + MOV, rax: None, rcx: None },
         5 => GuestState { rip: site + MOV, rax: None, rcx: None },
         REPEATED.. => GuestState { rip: site + MOV, rax: nr, rcx: Some(behind) },
         _ => GuestState { rip: behind, rax: None, rcx: Some(behind) },
@@ -209,7 +277,7 @@ mod tests {
     fn each_instruction_of_a_stub_has_a_state_of_the_site() {
         map();
         let (site, nr) = (0x40_1000u32, 110);
-        let at = make(7, site, nr).expect("room");
+        let at = make(7, site, nr, Kind::Makes).expect("room");
         // SAFETY: the stub's bytes.
         let code = unsafe { std::slice::from_raw_parts(at as *const u8, SITE as usize) };
         let mut offsets = Vec::new();
@@ -235,7 +303,24 @@ mod tests {
         assert_eq!(guest_state(range().end), None);
         assert_eq!(before_call(at + 7, -4), guest_state(at + 34));
         assert_eq!((before_call(at + 7, -3), before_call(at + 5, -4)), (None, None));
-        assert!(make(WAYS_OUT / SLOT, site, nr).is_none());
+        assert!(make(WAYS_OUT / SLOT, site, nr, Kind::Makes).is_none());
         assert_eq!(closed().load(Ordering::Relaxed), 0);
+    }
+    #[test]
+    fn a_stub_that_brings_a_call_has_the_state_before_it() {
+        map();
+        let (site, nr) = (0x40_1000u32, 9);
+        let at = make(8, site, nr, Kind::Brings).expect("room");
+        // SAFETY: the stub's bytes.
+        let code = unsafe { std::slice::from_raw_parts(at as *const u8, SITE as usize) };
+        let decoded: Vec<_> =
+            Decoder::with_ip(64, code, at, DecoderOptions::NONE).into_iter().collect();
+        let offsets: Vec<u64> = decoded.iter().map(|inst| inst.ip() - at).collect();
+        assert_eq!(offsets, [0, 5, 18, 31, 44, 53]);
+        assert_eq!(decoded[2].immediate32to64(), 0x40_1007);
+        assert_eq!(decoded[5].memory_displacement64(), range().start + LEFT);
+        let before = GuestState { rip: 0x40_1005, rax: None, rcx: None };
+        assert_eq!(guest_state(at).map(|state| state.rip), Some(0x40_1000));
+        assert!(offsets[1..].iter().all(|offset| guest_state(at + offset) == Some(before)));
     }
 }

@@ -7,7 +7,8 @@
 //!                                          a fault, or another signal
 //! ```
 //!
-//! The only way out of such code is a signal, or a trace that a patch leads to, which leaves by the
+//! The ways out of such code are a signal, a stub that brings a system call
+//! ([`super::call_stubs`]), and a trace that a patch leads to, which leaves by the
 //! stubs of the emitter: `enter` of the emitter and `enter` here make the same frame on the host's
 //! stack, so that each may be left by the way out of the other. While it runs, the *selector* of syscall user
 //! dispatch says that calls are blocked, so that each `syscall` and `int 0x80` of the guest raises
@@ -48,7 +49,7 @@ use dynasour_emitter::blocks::IN_PLACE_LEFT;
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 const PR_SYS_DISPATCH_ON: u64 = 1;
 /// The values of the selector: `SYSCALL_DISPATCH_FILTER_ALLOW` and `_BLOCK`.
-const ALLOW: u8 = 0;
+pub(super) const ALLOW: u8 = 0;
 pub(super) const BLOCK: u8 = 1;
 
 /// The extended-state components that are loaded and saved; 0 before [`prepare`].
@@ -68,6 +69,8 @@ pub enum Left {
     Fault = 4,
     /// It was sampled ([`super::super::signal::samples`]).
     Sample = 5,
+    /// A stub brought a call ([`super::call_stubs`]); rip is behind the guest's `syscall`.
+    Brought = 6,
 }
 
 /// Where a signal interrupted a thread.
@@ -266,13 +269,19 @@ pub unsafe fn run(context: &mut ThreadContext) -> ExitReason {
 /// After [`ExitReason::InPlace`]: makes the guest's state in `context` exact. Returns why the guest
 /// was interrupted.
 pub fn left(context: &mut ThreadContext) -> Left {
-    let all = [Left::Interrupted, Left::Call, Left::Call32, Left::Fault, Left::Sample];
+    use Left::{Brought, Call, Call32, Fault, Interrupted, Sample};
+    let all = [Interrupted, Call, Call32, Fault, Sample, Brought];
     let left = context.in_place_left.load(Ordering::Relaxed);
     context.rip = context.in_place_rip.load(Ordering::Relaxed);
     // A debugger that steps through the way out leaves its TF in the flags.
     context.rflags &= !TRAP_FLAG;
     context.rflags |= context.in_place_flags.load(Ordering::Relaxed);
-    all.into_iter().find(|known| *known as u64 == left).unwrap_or(Left::Interrupted)
+    all.into_iter().find(|known| *known as u64 == left).unwrap_or(Interrupted)
+}
+
+/// The address of the code that stores the guest's registers and returns from [`run`].
+pub(super) fn left_address() -> u64 {
+    dynasour_in_place_left as *const () as u64
 }
 
 /// For the signal handler, before anything else: where the signal has interrupted the thread, by
@@ -317,7 +326,7 @@ pub fn leave(registers: &mut [i64; 23], context: &ThreadContext, left: Left, is_
     // The host must not be single-stepped.
     context.in_place_flags.store(*rflags as u64 & TRAP_FLAG, Ordering::Relaxed);
     *rflags &= !(TRAP_FLAG as i64);
-    registers[libc::REG_RIP as usize] = dynasour_in_place_left as *const () as i64;
+    registers[libc::REG_RIP as usize] = left_address() as i64;
 }
 
 /// The guest's state if the thread is in code that stands for an instruction of the guest's.
