@@ -41,6 +41,9 @@ SITE(sleep_long, 35)    /* nanosleep */
 SITE(read_vector, 19)   /* readv */
 SITE(read_at, 17)       /* pread64 */
 SITE(seek, 8)           /* lseek */
+/* Calls that a translator may want to see. */
+SITE(mask, 14)          /* rt_sigprocmask */
+SITE(read_link, 89)     /* readlink */
 
 static volatile int seen, wrong;
 static int pipe_ends[2];
@@ -50,10 +53,15 @@ static void handler(int signo, siginfo_t *info, void *context) {
     (void)signo, (void)info;
     ucontext_t *c = context;
     char *rip = (char *)c->uc_mcontext.gregs[REG_RIP];
-    if (rip >= own_parent_at && rip <= own_parent_end) {
-        if (rip != own_parent_at && rip != own_parent_at + 5 && rip != own_parent_end) wrong = 1;
-        if (rip == own_parent_end && (char *)c->uc_mcontext.gregs[REG_RCX] != own_parent_end) wrong = 2;
-        if (rip == own_parent_at + 5 && c->uc_mcontext.gregs[REG_RAX] != 110) wrong = 3;
+    struct {
+        char *at, *end;
+        int nr;
+    } sites[] = {{own_parent_at, own_parent_end, 110}, {mask_at, mask_end, 14}};
+    for (int i = 0; i < 2; i++) {
+        if (rip < sites[i].at || rip > sites[i].end) continue;
+        if (rip != sites[i].at && rip != sites[i].at + 5 && rip != sites[i].end) wrong = 1;
+        if (rip == sites[i].end && (char *)c->uc_mcontext.gregs[REG_RCX] != sites[i].end) wrong = 2;
+        if (rip == sites[i].at + 5 && c->uc_mcontext.gregs[REG_RAX] != sites[i].nr) wrong = 3;
     }
     seen++;
     if (handler_writes && seen % 3 == 0) {
@@ -78,6 +86,10 @@ static void call_often(int times) {
     for (int i = 0; i < times; i++) {
         CHECK(own_parent(0, 0, 0, 0, state) == parent);
         CHECK(state[0] == (uint64_t)own_parent_end);
+        CHECK((state[1] & 1) == 1 && (state[2] & 0xcd5) == (state[1] & 0xcd5));
+        uint64_t old = ~0ul;
+        CHECK(mask(SIG_BLOCK, 0, (long)&old, 8, state) == 0 && old == 0);
+        CHECK(state[0] == (uint64_t)mask_end);
         CHECK((state[1] & 1) == 1 && (state[2] & 0xcd5) == (state[1] & 0xcd5));
     }
 }
@@ -176,6 +188,10 @@ int main(void) {
         CHECK(read_at(fd, 8, 4, 0, state) == -EFAULT);
         CHECK(read_at(-1, (long)bytes, 4, 0, state) == -EBADF);
         CHECK(seek(fd, i, SEEK_SET, 0, state) == i);
+        CHECK(mask(SIG_BLOCK, 0, 8, 8, state) == -EFAULT);
+        CHECK(mask(SIG_BLOCK, 0, 0, 7, state) == -EINVAL);
+        CHECK(read_link((long)"/proc/self/nothing", (long)bytes, 4, 0, state) == -ENOENT);
+        CHECK(read_link(8, (long)bytes, 4, 0, state) == -EFAULT);
     }
     puts("results: ok");
 
