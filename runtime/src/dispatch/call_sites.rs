@@ -76,7 +76,7 @@ impl CallSites {
         }
         let traps = sites.traps.entry(pc).or_default();
         *traps = traps.saturating_add(1);
-        *traps == HOT
+        *traps >= HOT && traps.is_power_of_two()
     }
 
     /// Takes the patches in `range` back: its code is about to change. Those of calls may be made
