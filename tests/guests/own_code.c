@@ -388,11 +388,33 @@ static void own_keys(void) {
     work();
     int key = pkey_alloc(0, PKEY_DISABLE_WRITE);
     printf("key %d, rights %08x\n", key, rdpkru());
-    int keys = 1;
-    while (pkey_alloc(0, PKEY_DISABLE_ACCESS) > 0) keys++;
-    printf("keys: %d\n", keys);
+    int keys = 1, next;
+    while ((next = pkey_alloc(0, PKEY_DISABLE_WRITE)) > 0) keys++, key = next;
+    printf("keys: %d, the last one %d\n", keys, key);
+    work();
+    struct sigaction action = {.sa_sigaction = leave, .sa_flags = SA_SIGINFO};
+    sigaction(SIGSEGV, &action, 0);
+    volatile uint8_t *page = mmap(0, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(pkey_mprotect((void *)page, PAGE, PROT_READ | PROT_WRITE, key) == 0);
+    printf("can be read: %d\n", *page);
+    if (!sigsetjmp(back, 1)) *page = 1;
+    if (!sigsetjmp(back, 1)) printf("cannot be read: %d\n", *page);
     work();
     printf("end: %016llx\n", (unsigned long long)rounds);
+}
+
+/* In a directory without /proc. */
+static void jailed(void) {
+    work();
+    if (chroot("/tmp") != 0) puts("no root");
+    CHECK(sum() == before && memcmp(whole, first, some) == 0);
+    work();
+    CHECK(sum() == before && memcmp(whole, first, some) == 0);
+    work();
+    CHECK(mprotect((void *)first, PAGE, PROT_READ | PROT_WRITE | PROT_EXEC) == 0 && sum() == before);
+    work();
+    CHECK(sum() == before);
+    puts("jailed");
 }
 
 static void programs(void) {
@@ -403,7 +425,7 @@ static void programs(void) {
 
 static void (*const parts[])(void) = {
     loads, copied, writes, large_writes, lists, constant_lists, hot_writes, messages, opens, sleeps,
-    reads, stores, threads, children, changes, moved, own_keys, programs,
+    reads, stores, threads, children, changes, moved, own_keys, jailed, programs,
 };
 
 #define INSTRUCTIONS 9

@@ -220,26 +220,31 @@ pub fn answered(fault: &FaultInfo) -> bool {
         patches.expose(page, Reader::Load);
         return true;
     }
-    // Another thread has shown the page since the fault. No page is hidden or shown meanwhile.
-    if is_readable(fault.addr) {
+    // Another thread may have shown the page since the fault. No page is hidden or shown meanwhile.
+    if !is_still_denied(fault) {
         return true;
     }
-    if is_held && memory::last_fault().is_denied_by_key() {
+    if is_held {
         patches.hiding.allow();
     }
     is_held
 }
 
-/// Can the guest read the byte at `address` now? This thread's rights are the guest's.
-fn is_readable(address: u64) -> bool {
-    // SAFETY: an address of the guest's; a load changes nothing.
-    unsafe { memory::load::<u8>(address) }.is_ok()
+/// Would a key deny the access that has faulted now? This thread's rights are the guest's.
+fn is_still_denied(fault: &FaultInfo) -> bool {
+    let tried = match fault.is_write() {
+        // SAFETY: the guest has just tried to read there.
+        false => unsafe { memory::load::<u8>(fault.addr) }.map(drop),
+        // SAFETY: the guest has just tried to write there; this changes nothing.
+        true => unsafe { memory::probe_write(fault.addr) },
+    };
+    tried.is_err() && memory::last_fault().is_denied_by_key()
 }
 
 /// A system call is about to read these ranges: shows the pages there. Returns whether one was
 /// hidden that can be read now.
 pub fn show(ranges: &[Range<u64>]) -> bool {
-    if !any() {
+    if !any() || ranges.is_empty() {
         return false;
     }
     let mut patches = lock(&PATCHES);

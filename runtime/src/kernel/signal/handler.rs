@@ -206,6 +206,7 @@ impl GuestFault {
             signal: self.signo,
             code: self.code,
             addr: self.addr,
+            error: self.err,
             key: self.key,
             ..FaultInfo::default()
         }
