@@ -409,12 +409,10 @@ static void jailed(void) {
     if (chroot("/tmp") != 0) puts("no root");
     CHECK(sum() == before && memcmp(whole, first, some) == 0);
     work();
-    CHECK(sum() == before && memcmp(whole, first, some) == 0);
-    work();
     CHECK(mprotect((void *)first, PAGE, PROT_READ | PROT_WRITE | PROT_EXEC) == 0 && sum() == before);
     work();
     CHECK(sum() == before);
-    puts("jailed");
+    printf("jailed: %016llx\n", (unsigned long long)rounds);
 }
 
 static void programs(void) {

@@ -2,11 +2,12 @@
 //! executed but not read.
 //!
 //! ```text
-//!              first patch                       a load, or a system call that reads the page
-//!  ordinary ──────────────► hidden (has the key) ──────────────────────────────┐
-//!     ▲                         │ the patches are taken back for another reason │
-//!     └─────────────────────────┴───────────────────────────────────────────────┘
-//!                                 the patches of the page are taken back
+//!            first patch                       a load, or a call that reads it
+//!  ordinary ─────────────► hidden (has the key) ──────────────────────────────► patches taken back
+//!   ▲   ▲                     │ its code changes, or its traces are dropped        │         │
+//!   │   └─────────────────────┘                                      up to 15 loads│         │
+//!   └──────────────────────────────────────────────────────────────────────────────┘         ▼
+//!                                                          16 loads, or one call: never patched again
 //! ```
 //!
 //! The *key* is a protection key that the host allocates. Threads start with rights that deny every
@@ -25,7 +26,8 @@
 //!   patches any more, so a call that lasts is not disturbed by a patch that comes back.
 //!
 //! Only pages of private mappings of files are hidden that nobody has written to: not those of
-//! just-in-time compilers. A guest that makes a call about keys of its own turns hiding off for
+//! just-in-time compilers. Which they are is read from `/proc`, so pages that are first patched in a
+//! process without `/proc` are not hidden. A guest that makes a call about keys of its own turns hiding off for
 //! good, and gets all keys ([`stop`]). Patches stay then, and can be seen, as without keys.
 //!
 //! Data: [`Hiding`], a part of the patches, behind their lock (number 8 in the order of
