@@ -71,9 +71,14 @@ impl FaultInfo {
     pub fn is_denied_write(&self) -> bool {
         const SEGV_ACCERR: i32 = 2;
         const PAGE_FAULT: u64 = 14;
-        const WRITE: u64 = 1 << 1;
         (self.signal, self.code, self.trapno) == (libc::SIGSEGV, SEGV_ACCERR, PAGE_FAULT)
-            && self.error & WRITE != 0
+            && self.is_write()
+    }
+
+    /// Was the page fault a write?
+    pub fn is_write(&self) -> bool {
+        const WRITE: u64 = 1 << 1;
+        self.error & WRITE != 0
     }
 }
 

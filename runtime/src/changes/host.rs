@@ -20,6 +20,7 @@ use dynasour_guest::space::{PAGE, page_down};
 use super::CodePages;
 use crate::host_call::{Call, raw};
 use crate::memory::{self, FaultInfo};
+use crate::protection_keys::with_all_rights;
 
 /// The code pages of this process.
 static CURRENT: OnceLock<Arc<CodePages>> = OnceLock::new();
@@ -176,8 +177,9 @@ impl CodeWriter {
         };
         let code = libc::PROT_READ | libc::PROT_EXEC;
         protect(code | libc::PROT_WRITE)
-            // SAFETY: bytes of the guest's code, where the host has been asked to write.
-            && unsafe { memory::copy_out_open(address, bytes) } == bytes.len()
+            // SAFETY: bytes of the guest's code, where the host has been asked to write. The page may
+            // be hidden by a key.
+            && with_all_rights(|| unsafe { memory::copy_out_open(address, bytes) }) == bytes.len()
             && protect(code)
     }
 

@@ -1,7 +1,7 @@
-//! `/proc/self/maps` as it would be without guards: guarded pages are shown as writable, and lines
-//! that only guards have split are joined.
+//! `/proc/self/maps` as it would be without guards and hidden pages ([`super::hiding`]): guarded
+//! pages are shown as writable, and lines that only guards or hiding have split are joined.
 //!
-//! A pure function of the kernel's text and the guarded pages; no data, no lock.
+//! A pure function of the kernel's text and these pages; no data, no lock.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ struct MapPiece<'t> {
     permissions: [u8; 4],
     offset: u64,
     rest: &'t [u8],
-    /// Is it a guarded page, or next to one?
+    /// Is it a guarded or hidden page?
     touched: bool,
 }
 
@@ -28,11 +28,15 @@ impl MapPiece<'_> {
     }
 }
 
-/// `text`, with the pages at the addresses `guarded` (ascending) shown with the guest's rights.
-pub fn without_guards(text: &[u8], guarded: &[u64]) -> Vec<u8> {
-    if guarded.is_empty() {
+/// `text`, with the pages at the addresses `guarded` and `hidden` shown as the guest mapped them.
+pub fn without_guards(text: &[u8], guarded: &[u64], hidden: &[u64]) -> Vec<u8> {
+    if guarded.is_empty() && hidden.is_empty() {
         return text.to_vec();
     }
+    // A guarded page is writable, so none is hidden, too.
+    let mut touched: Vec<(u64, bool)> = guarded.iter().map(|page| (*page, true)).collect();
+    touched.extend(hidden.iter().map(|page| (*page, false)));
+    touched.sort_unstable();
     let mut pieces: Vec<MapPiece> = Vec::new();
     for line in text.split(|&byte| byte == b'\n') {
         let mut columns = line.splitn(4, |&byte| byte == b' ');
@@ -42,25 +46,26 @@ pub fn without_guards(text: &[u8], guarded: &[u64]) -> Vec<u8> {
         else {
             continue;
         };
-        let inside = &guarded[guarded.partition_point(|&page| page < entry.range.start)..];
-        let inside = &inside[..inside.partition_point(|&page| page < entry.range.end)];
+        let inside = &touched[touched.partition_point(|(page, _)| *page < entry.range.start)..];
+        let inside = &inside[..inside.partition_point(|(page, _)| *page < entry.range.end)];
         let mut start = entry.range.start;
         while start < entry.range.end {
-            let is_guarded = inside.binary_search(&start).is_ok();
-            let next = inside.iter().copied().find(|&page| page > start).unwrap_or(entry.range.end);
-            let end = if is_guarded { start + PAGE } else { next };
+            let at = inside.partition_point(|(page, _)| *page < start);
+            let here = inside.get(at).filter(|(page, _)| *page == start);
+            let next = inside.get(at).map_or(entry.range.end, |(page, _)| *page);
+            let end = if here.is_some() { start + PAGE } else { next };
             let mut permissions = *permissions;
-            if is_guarded {
+            if let Some((_, true)) = here {
                 permissions[1] = b'w';
             }
             let offset =
                 entry.offset + if entry.inode != 0 { start - entry.range.start } else { 0 };
             let piece =
-                MapPiece { range: start..end, permissions, offset, rest, touched: is_guarded };
+                MapPiece { range: start..end, permissions, offset, rest, touched: here.is_some() };
             match pieces.last_mut() {
-                Some(last) if (last.touched || is_guarded) && piece.continues(last) => {
+                Some(last) if (last.touched || piece.touched) && piece.continues(last) => {
                     last.range.end = end;
-                    last.touched = is_guarded;
+                    last.touched = piece.touched;
                 }
                 _ => pieces.push(piece),
             }
@@ -86,7 +91,7 @@ mod tests {
     use super::*;
 
     fn shown(text: &str, guarded: &[u64]) -> String {
-        String::from_utf8(without_guards(text.as_bytes(), guarded)).expect("text")
+        String::from_utf8(without_guards(text.as_bytes(), guarded, &[])).expect("text")
     }
 
     #[test]
@@ -109,6 +114,22 @@ mod tests {
             "00001000-00002000 r-xp 00000000 00:00 0 \n00002000-00003000 rwxp 00000000 00:00 0 \n\
              00003000-00004000 rwxp 00000000 00:00 0  [heap]\n"
         );
+    }
+
+    #[test]
+    fn hidden_pages_join_their_neighbours() {
+        let text = "00001000-00002000 r-xp 00002000 fe:01 7   /lib/a\n\
+                    00002000-00004000 r-xp 00003000 fe:01 7   /lib/a\n\
+                    00004000-00005000 r-xp 00005000 fe:01 7   /lib/a\n\
+                    00005000-00006000 r--p 00006000 fe:01 7   /lib/a\n";
+        let shown = without_guards(text.as_bytes(), &[], &[0x2000, 0x3000]);
+        assert_eq!(
+            String::from_utf8_lossy(&shown),
+            "00001000-00005000 r-xp 00002000 fe:01 7   /lib/a\n\
+             00005000-00006000 r--p 00006000 fe:01 7   /lib/a\n"
+        );
+        let shown = without_guards(text.as_bytes(), &[], &[0x9000]);
+        assert_eq!(String::from_utf8_lossy(&shown), text);
     }
 
     #[test]

@@ -17,8 +17,9 @@
 //! | [`host`] | the host's own stores to guest memory |
 //! | [`patches`] | jumps that are written into guest code where it stands |
 //! | [`trampolines`] | jumps between these and what they lead to |
-//! | [`outputs`] | which memory a system call may write |
-//! | [`listing`] | `/proc/self/maps` without guards |
+//! | [`hiding`] | keeps patches out of the guest's sight |
+//! | [`outputs`], [`inputs`] | which memory a system call may write, and which it reads |
+//! | [`listing`] | `/proc/self/maps` without guards and hiding |
 //! | [`schedule`] | the steps at which tests switch threads |
 //! | `model` | the protocol as an explicit-state model, explored in the tests |
 //! | `scheduler` | drives real threads through interleavings, in the tests (`dispatch/interleavings.rs`) |
@@ -39,7 +40,9 @@
 //! store.
 
 mod guards;
+pub mod hiding;
 pub mod host;
+pub mod inputs;
 mod listing;
 pub mod outputs;
 mod pages;

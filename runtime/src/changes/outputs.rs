@@ -27,7 +27,7 @@ const STRUCTURE: u64 = 512;
 const IOCTL: u64 = 16 << 10;
 
 /// Buffers in one list of them (`UIO_MAXIOV`).
-const MOST_BUFFERS: u64 = 1024;
+pub(super) const MOST_BUFFERS: u64 = 1024;
 
 /// Ranges that may be written.
 pub type Outputs = SmallVec<[Range<u64>; 8]>;
@@ -124,7 +124,7 @@ pub fn outputs(nr: i64, args: &[u64; 6]) -> Outputs {
 
 const IO_PGETEVENTS: i64 = 333;
 
-fn add(out: &mut Outputs, address: u64, len: u64) {
+pub(super) fn add(out: &mut Outputs, address: u64, len: u64) {
     if address != 0 && len != 0 {
         out.push(address..address.saturating_add(len));
     }
@@ -135,13 +135,13 @@ fn array(out: &mut Outputs, address: u64, count: u64, size: u64) {
 }
 
 /// The word at a guest address, if it can be read.
-fn word(address: u64) -> Option<u64> {
+pub(super) fn word(address: u64) -> Option<u64> {
     let mut bytes = [0; 8];
     (memory::copy_in(address, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
 }
 
 /// An array of struct iovec.
-fn vectors(out: &mut Outputs, address: u64, count: u64) {
+pub(super) fn vectors(out: &mut Outputs, address: u64, count: u64) {
     for n in 0..count.min(MOST_BUFFERS) {
         let at = address.wrapping_add(16 * n);
         let (Some(base), Some(len)) = (word(at), word(at.wrapping_add(8))) else { break };
@@ -150,7 +150,7 @@ fn vectors(out: &mut Outputs, address: u64, count: u64) {
 }
 
 /// A struct msghdr: name, length of the name, vectors, their number, control data, its length.
-fn message(out: &mut Outputs, address: u64) {
+pub(super) fn message(out: &mut Outputs, address: u64) {
     let field = |n: u64| word(address.wrapping_add(8 * n)).unwrap_or(0);
     add(out, field(0), field(1) & 0xffff_ffff);
     vectors(out, field(2), field(3));

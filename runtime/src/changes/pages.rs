@@ -30,6 +30,7 @@ use nix::sys::mman::ProtFlags;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::guards::{self, Guards};
+use super::hiding;
 use super::listing;
 use super::schedule::{SyncPoint, sync_point};
 use crate::memory::FaultInfo;
@@ -426,7 +427,7 @@ impl CodePages {
     /// `/proc/self/maps` with the protections that the guest set.
     pub fn listing(&self, text: &[u8]) -> Vec<u8> {
         let guarded: Vec<u64> = self.state().guards.pages().collect();
-        listing::without_guards(text, &guarded)
+        listing::without_guards(text, &guarded, &hiding::pages())
     }
 
     /// From now on the guest may write to its memory as a file.

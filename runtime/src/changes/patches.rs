@@ -24,6 +24,8 @@
 //! it later changes of the file. So when the last patch of a page is taken back that was the file's
 //! own before, the copy is given up.
 //!
+//! Where the processor has protection keys, the guest does not see patches either ([`super::hiding`]).
+//!
 //! Data: [`PATCHES`], one for the process, behind its own lock (number 8 in the order of
 //! `crate::sync`, beside the footprint). Invariant: patches stand only in code that system calls
 //! alone can change. They are written with the exclusive right to change code and taken back before
@@ -41,10 +43,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dynasour_guest::space::{PAGE, page_down};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::CodePages;
+use super::hiding::{self, Hiding};
 use super::host::CodeWriter;
+use super::{CodePages, host};
 use crate::host_call::{Call, raw};
 use crate::memory;
+use crate::protection_keys::with_all_rights;
 use crate::sync::lock;
 
 /// Bytes of a patch: `jmp rel32`.
@@ -65,7 +69,7 @@ pub enum Purpose {
 
 /// One patch.
 #[derive(Clone, Copy, Debug)]
-struct Patch {
+pub(super) struct Patch {
     purpose: Purpose,
     /// The guest's own bytes.
     own: [u8; LEN],
@@ -75,14 +79,16 @@ struct Patch {
 }
 
 /// All patches.
-#[derive(Debug, Default)]
-struct Patches {
+#[derive(Debug)]
+pub(super) struct Patches {
     /// By their sites.
     all: BTreeMap<u64, Patch>,
     /// The pages with patches, by their addresses.
     pages: FxHashMap<u64, PatchedPage>,
     /// The addresses where a trapping byte has ever been written.
     trapping: FxHashSet<u64>,
+    /// Which of the pages the guest cannot read.
+    pub(super) hiding: Hiding,
 }
 
 /// A page with patches.
@@ -93,10 +99,11 @@ struct PatchedPage {
     of_file: Option<Box<[u8]>>,
 }
 
-static PATCHES: Mutex<Patches> = Mutex::new(Patches {
+pub(super) static PATCHES: Mutex<Patches> = Mutex::new(Patches {
     all: BTreeMap::new(),
     pages: FxHashMap::with_hasher(rustc_hash::FxBuildHasher),
     trapping: FxHashSet::with_hasher(rustc_hash::FxBuildHasher),
+    hiding: Hiding::new(),
 });
 /// Do several threads or processes execute this memory, or have they?
 static SHARED: AtomicBool = AtomicBool::new(false);
@@ -210,7 +217,8 @@ pub fn write(site: u64, own: [u8; LEN], inner: u8, to: u64, purpose: Purpose) ->
         return false;
     }
     let mut patches = lock(&PATCHES);
-    if patches.meets(&Patch::range(site)) {
+    let range = Patch::range(site);
+    if patches.meets(&range) || patches.hiding.is_exposed(&range) {
         return false;
     }
     memory::read_code_by(read);
@@ -240,8 +248,14 @@ impl Patches {
     /// Notes a patch that is about to be written.
     fn insert(&mut self, site: u64, patch: Patch) {
         for page in pages(site) {
-            let new = || PatchedPage { patches: 0, of_file: of_file(page) };
-            self.pages.entry(page).or_insert_with(new).patches += 1;
+            let patched = self.pages.entry(page).or_insert_with(|| {
+                let of_file = of_file(page);
+                if of_file.is_some() && self.hiding.is_possible() && become_copy(page) {
+                    self.hiding.hide(page);
+                }
+                PatchedPage { patches: 0, of_file }
+            });
+            patched.patches += 1;
         }
         self.all.insert(site, patch);
     }
@@ -259,8 +273,28 @@ impl Patches {
                     give_up_copy(page, of_file);
                 }
                 self.pages.remove(&page);
+                self.hiding.unhide(page);
             }
         }
+    }
+
+    /// Takes the patches with bytes in `range` back that are wanted. Returns the sites of those that
+    /// were for calls.
+    pub(super) fn take_back_in(
+        &mut self,
+        range: &Range<u64>,
+        wanted: impl Fn(&Patch) -> bool,
+    ) -> Vec<u64> {
+        let start = range.start.saturating_sub(LEN as u64 - 1);
+        let found: Vec<(u64, Patch)> = self
+            .all
+            .range(start..range.end.max(start))
+            .filter(|(_, patch)| wanted(patch))
+            .map(|(site, patch)| (*site, *patch))
+            .collect();
+        found.iter().for_each(|(site, _)| self.remove(*site));
+        let of_calls = found.into_iter().filter(|(_, patch)| patch.purpose == Purpose::Call);
+        of_calls.map(|(site, _)| site).collect()
     }
 }
 
@@ -275,6 +309,8 @@ fn of_file(page: u64) -> Option<Box<[u8]>> {
     const PRESENT: u64 = 1 << 63;
     const OF_FILE: u64 = 1 << 61;
     let mut entry = [0; 8];
+    // The page is present then.
+    memory::copy_code(page, &mut [0]);
     let read = File::open("/proc/self/pagemap")
         .and_then(|pagemap| pagemap.read_exact_at(&mut entry, page / PAGE * 8));
     let entry = u64::from_le_bytes(entry);
@@ -283,6 +319,14 @@ fn of_file(page: u64) -> Option<Box<[u8]>> {
     }
     let mut bytes = vec![0; PAGE as usize];
     (memory::copy_code(page, &mut bytes) == bytes.len()).then(|| bytes.into())
+}
+
+/// Makes the page a copy of the file's, without a change. If a page became a copy after it was
+/// hidden, the kernel would not join its mapping with the neighbours' again when it is shown, and
+/// the guest could not move these by one `mremap`. False if it cannot be written.
+fn become_copy(page: u64) -> bool {
+    let mut byte = [0];
+    memory::copy_code(page, &mut byte) == 1 && host::write_past_protection(page, &byte)
 }
 
 /// Gives up this process's copy of a page of a file, if nobody else has written to it.
@@ -316,17 +360,7 @@ fn take_back_if(range: &Range<u64>, wanted: impl Fn(&Patch) -> bool) -> Vec<u64>
     if !ANY.load(Ordering::SeqCst) || range.is_empty() {
         return Vec::new();
     }
-    let mut patches = lock(&PATCHES);
-    let start = range.start.saturating_sub(LEN as u64 - 1);
-    let found: Vec<(u64, Patch)> = patches
-        .all
-        .range(start..range.end.max(start))
-        .filter(|(_, patch)| wanted(patch))
-        .map(|(site, patch)| (*site, *patch))
-        .collect();
-    found.iter().for_each(|(site, _)| patches.remove(*site));
-    let of_calls = found.into_iter().filter(|(_, patch)| patch.purpose == Purpose::Call);
-    of_calls.map(|(site, _)| site).collect()
+    lock(&PATCHES).take_back_in(range, wanted)
 }
 
 /// A thread that ran guest code in place has trapped at `pc`, by `int3` or by an undefined opcode.
@@ -365,7 +399,8 @@ pub fn are_in(range: &Range<u64>) -> bool {
 fn read(address: u64, bytes: &mut [u8]) -> usize {
     // No patch is written or taken back meanwhile.
     let patches = lock(&PATCHES);
-    let len = memory::copy_code(address, bytes);
+    let mut copy = || memory::copy_code(address, bytes);
+    let len = if hiding::any() { with_all_rights(copy) } else { copy() };
     let range = address..address.saturating_add(len as u64);
     let start = range.start.saturating_sub(LEN as u64 - 1);
     for (site, patch) in patches.all.range(start..range.end.max(start)) {

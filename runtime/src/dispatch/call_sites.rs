@@ -68,7 +68,7 @@ impl CallSites {
         }
     }
 
-    /// Counts a trap at `pc`. Is the site hot since this one?
+    /// Counts a trap at `pc`. Is the site to be rewritten now?
     fn is_hot(&self, pc: u64) -> bool {
         let mut sites = lock(&self.sites);
         if sites.traps.len() >= MOST_COUNTED {
@@ -76,7 +76,8 @@ impl CallSites {
         }
         let traps = sites.traps.entry(pc).or_default();
         *traps = traps.saturating_add(1);
-        *traps == HOT
+        // Later again: its patch may have been taken back because its page was read.
+        *traps >= HOT && traps.is_power_of_two()
     }
 
     /// Takes the patches in `range` back: its code is about to change. Those of calls may be made

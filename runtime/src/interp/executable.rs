@@ -42,7 +42,7 @@ impl Fetch for ExecutableCode {
     fn constant(&self, pc: u64, address: u64) -> Option<u64> {
         let mut word = [0; 8];
         let is_read = self.pages.is_constant(pc, address..address.checked_add(8)?)
-            && memory::copy_in(address, &mut word) == 8;
+            && memory::fetch_code(address, &mut word) == 8;
         is_read.then_some(u64::from_le_bytes(word))
     }
 

@@ -181,6 +181,7 @@ macro_rules! for_each_guest {
             code_versions: "code_versions.c",
             execute_only: "execute_only.c",
             protection_keys: "protection_keys.c" .flags(&["-pthread"]),
+            own_code: "own_code.c" .flags(&["-static", "-pthread"]),
             code_protections_same: "code_protections.c" .args(&["400", "0"]) .flags(&["-pthread"]),
             code_protections_refused: "code_protections.c" .args(&["400", "1"])
                 .flags(&["-pthread"]),

@@ -39,8 +39,10 @@
 //!
 //! Data: the range, mapped once before the guest's first instruction and inherited by forked
 //! children at the same addresses. It is unmapped if the guest wants its addresses. The first page
-//! is data. It holds the word CLOSED: if it is nonzero, calls must come to the runtime; and LEFT, the
-//! address of the host's code. CLOSED is written
+//! is data. It holds two words CLOSED: if one is nonzero, calls that have failed must come to the
+//! runtime; and LEFT, the address of the host's code. One word CLOSED is for calls that read memory,
+//! and is nonzero, too, where the memory may be hidden from them ([`crate::changes::hiding`]); the
+//! other one is for the rest. They are written
 //! under the lock of `crate::dispatch::call_sites`, read by signal handlers without it. Invariant:
 //! nothing in the range but the five bytes of NR and the addresses of SITE derives from the guest.
 //!
@@ -53,7 +55,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::in_place::{ALLOW, Left};
 use super::ways_out;
-use crate::changes::host;
+use crate::changes::{host, inputs};
+use crate::protection_keys;
 use dynasour_guest::context::offset;
 
 /// Bytes of a stub and its alignment.
@@ -89,6 +92,10 @@ pub enum Kind {
     /// It brings the call to the runtime.
     Brings,
 }
+
+/// The offsets of the words CLOSED: for calls that only write memory, and for others.
+const WRITING: u32 = 0;
+const READING: u32 = 4;
 
 /// The start of the range; 0 if there is none.
 static START: AtomicU64 = AtomicU64::new(0);
@@ -138,16 +145,17 @@ pub fn unmap() {
     unsafe { libc::munmap(range.start as *mut libc::c_void, (range.end - range.start) as usize) };
 }
 
-/// The word CLOSED. There is a range.
-fn closed() -> &'static AtomicU32 {
-    // SAFETY: the range is mapped; its first page is only used for this word.
-    unsafe { AtomicU32::from_ptr(START.load(Ordering::Relaxed) as *mut u32) }
+/// The word CLOSED at this offset. There is a range.
+fn closed(offset: u32) -> &'static AtomicU32 {
+    // SAFETY: the range is mapped; its first page is only used for these words.
+    unsafe { AtomicU32::from_ptr((START.load(Ordering::Relaxed) + u64::from(offset)) as *mut u32) }
 }
 
 /// From now on calls of stubs that fail with EFAULT are made again by the runtime.
 pub fn close() {
     if !range().is_empty() {
-        closed().store(1, Ordering::SeqCst);
+        closed(WRITING).store(1, Ordering::SeqCst);
+        closed(READING).store(1, Ordering::SeqCst);
     }
 }
 
@@ -206,7 +214,11 @@ fn making(at: u64, site: u32, nr: u32) -> Vec<u8> {
     code.push(0xe9);
     code.extend(jump(20, behind).to_le_bytes());
     code.extend([0x8b, 0x0c, 0x25]);
-    code.extend((range().start as u32).to_le_bytes());
+    let word = if inputs::may_be_hidden(i64::from(nr)) { READING } else { WRITING };
+    if protection_keys::exist() {
+        closed(READING).store(1, Ordering::SeqCst);
+    }
+    code.extend((range().start as u32 + word).to_le_bytes());
     code.extend([0xe3, (13i8 - 34) as u8]);
     code.push(0xb8);
     code.extend(nr.to_le_bytes());
@@ -304,7 +316,7 @@ mod tests {
         assert_eq!(before_call(at + 7, -4), guest_state(at + 34));
         assert_eq!((before_call(at + 7, -3), before_call(at + 5, -4)), (None, None));
         assert!(make(WAYS_OUT / SLOT, site, nr, Kind::Makes).is_none());
-        assert_eq!(closed().load(Ordering::Relaxed), 0);
+        assert_eq!(closed(WRITING).load(Ordering::Relaxed), 0);
     }
     #[test]
     fn a_stub_that_brings_a_call_has_the_state_before_it() {

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 use dynasour_guest::ThreadContext;
 
 use super::{Done, Outcome, System};
-use crate::changes::host;
+use crate::changes::{hiding, host};
 use crate::kernel::entry::{self, Call, rights};
 use crate::kernel::signal::frame::{self, Contents, RESUME_FLAG, Returned};
 use crate::kernel::signal::{
@@ -75,6 +75,10 @@ impl System {
     /// Delivers a synchronous fault of the guest's at `context.rip`: the guest's handler runs, or
     /// the guest dies as it would natively.
     pub fn raise(&mut self, context: &mut ThreadContext, fault: GuestFault) -> Outcome {
+        if hiding::answered(&fault.access()) {
+            // The instruction is executed again.
+            return Outcome::Continue;
+        }
         // Debug exceptions, breakpoints and overflow are traps: rip is behind the instruction, so
         // the frame does not have RF.
         const TRAPS: [u64; 3] = [1, 3, 4];

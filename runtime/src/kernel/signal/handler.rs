@@ -199,6 +199,18 @@ impl GuestFault {
             key: fault.key,
         }
     }
+
+    /// The part of the report that says which access was denied, and why.
+    pub fn access(&self) -> FaultInfo {
+        FaultInfo {
+            signal: self.signo,
+            code: self.code,
+            addr: self.addr,
+            error: self.err,
+            key: self.key,
+            ..FaultInfo::default()
+        }
+    }
 }
 
 /// Functions of the interpreter and of the dispatcher that the handler calls. Each runs in the

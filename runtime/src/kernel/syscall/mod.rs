@@ -54,6 +54,7 @@ use std::sync::atomic::Ordering;
 
 use dynasour_guest::ThreadContext;
 
+use crate::changes::{hiding, inputs};
 use crate::kernel::entry::{self, Call};
 use crate::kernel::process::seccomp::ARCHITECTURE;
 use crate::kernel::process::{Done, Engine, Outcome, System};
@@ -71,7 +72,7 @@ impl System {
         } else if let Some(done) = self.screen(context, &call, ARCHITECTURE) {
             done
         } else {
-            self.perform_writing(context, engine, &call)
+            self.perform_reading(context, engine, &call)
         };
         match done {
             Done::Value(value) => {
@@ -99,6 +100,27 @@ impl System {
         };
         self.resume_flag = 0;
         outcome
+    }
+
+    /// Performs a call, and shows it the guest's own code where patches are hidden.
+    fn perform_reading(
+        &mut self,
+        context: &mut ThreadContext,
+        engine: &mut dyn Engine,
+        call: &Call,
+    ) -> Done {
+        let nr = i64::from(call.nr as u32);
+        if hiding::is_ended_by(nr) {
+            hiding::stop();
+        }
+        inputs::show(nr, &call.args);
+        loop {
+            let done = self.perform_writing(context, engine, call);
+            let has_faulted = done == Done::error(libc::EFAULT);
+            if !has_faulted || !inputs::show_after_fault(nr, &call.args) {
+                return done;
+            }
+        }
     }
 
     /// Performs a call, and opens the write-protected pages of code to which it may write.

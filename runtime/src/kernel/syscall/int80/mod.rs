@@ -37,6 +37,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dynasour_guest::ThreadContext;
 
+use crate::changes::hiding;
 use crate::kernel::entry::{self, Call};
 use crate::kernel::process::complain;
 use crate::kernel::process::guest_access::{guest_read, guest_write};
@@ -50,7 +51,8 @@ const INT_80: [u8; 2] = [0xcd, 0x80];
 
 /// Whether the instruction at `pc` is a 32-bit system call.
 pub(crate) fn is_at(pc: u64) -> bool {
-    guest_read(pc) == Ok(INT_80)
+    let mut bytes = [0; INT_80.len()];
+    crate::memory::fetch_code(pc, &mut bytes) == bytes.len() && bytes == INT_80
 }
 
 /// A 32-bit word of the guest's; the error is an errno.
@@ -115,6 +117,8 @@ impl System {
         engine: &mut dyn Engine,
         pc: u64,
     ) -> Outcome {
+        // It is not known what 32-bit calls read.
+        hiding::stop();
         let done = match is_available() {
             Some(true) => {
                 let g = &context.gpr;

@@ -14,7 +14,7 @@ use dynasour_guest::ThreadContext;
 use iced_x86::{Code, Instruction, Mnemonic as M};
 
 use super::{Refused, address, load, protection, store};
-use crate::changes::host;
+use crate::changes::{hiding, host};
 use crate::kernel::entry::{self, XsaveForm, rights};
 use crate::kernel::signal::GuestFault;
 use crate::kernel::{x87_pointer, xstate};
@@ -131,6 +131,7 @@ pub(super) fn wrpkru(context: &mut ThreadContext) -> Result<(), Refused> {
     if ecx != 0 || edx != 0 {
         return Err(protection(0));
     }
+    hiding::stop();
     rights::set(context, eax);
     Ok(())
 }
