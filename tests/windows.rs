@@ -104,13 +104,66 @@ int main(int argc, char **argv) {
 }
 "#;
 
-static PROGRAM: LazyLock<PathBuf> = LazyLock::new(build);
+/// A guest whose loop makes system calls, at sites of each form that is rewritten in place.
+const CALLS: &str = r#"
+#include <fcntl.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+static volatile uint64_t handled, late, wrong;
+static volatile int phase;
+static void on_signal(int signo) { (void)signo; handled++; late += phase == 2; }
+#define SITE(name, before, after) \
+    __asm__(".text\n" #name ":\nmov %rcx, %rax\n" before "\nsyscall\n" after "\nret\n"); \
+    extern long name(long, const void *, long, long)
+/* Four arguments: those of the call, and its number. */
+SITE(zero, "xor %eax, %eax", "cmp $-4096, %rax");
+SITE(two, "mov %edi, %edi", "lea (%rax, %rax), %rax");
+SITE(three, "mov %rdx, %r9", "");
+SITE(four, "lea 8(%rdx), %r9", "");
+SITE(five, "mov 8(%rsp), %r9", "");
+SITE(number, "mov $110, %eax", "");
+static int zeros;
+static long parent, user;
+static __attribute__((noinline)) uint64_t work(long rounds) {
+    uint64_t bad = 0;
+    phase = 1;
+    for (long i = 0; i < rounds; i++) {
+        char byte = 1;
+        bad += zero(zeros, &byte, 1, 9) != 1 || byte != 0;
+        bad += zero(zeros, (void *)8, 1, 9) != -14;
+        bad += two(zeros, 0, 0, SYS_getppid) != 2 * parent;
+        bad += three(zeros, 0, 0, SYS_getppid) != parent;
+        bad += four(zeros, 0, 0, SYS_getppid) != parent;
+        bad += five(zeros, 0, 0, i & 1 ? SYS_getppid : SYS_getuid) != (i & 1 ? parent : user);
+        bad += number(zeros, 0, 0, 0) != parent;
+    }
+    phase = 2;
+    return bad;
+}
+int main(int argc, char **argv) {
+    long rounds = argc > 1 ? atol(argv[1]) : 1;
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigaction(SIGUSR1, &action, 0);
+    zeros = open("/dev/zero", O_RDONLY), parent = getppid(), user = getuid();
+    for (;;) {
+        wrong += work(rounds);
+        phase = 0;
+        syscall(SYS_sched_yield, 0x6d61726b, handled, late, wrong);
+    }
+}
+"#;
 
-fn build() -> PathBuf {
+static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| build("guest", GUEST));
+static CALLING: LazyLock<PathBuf> = LazyLock::new(|| build("calls", CALLS));
+
+fn build(name: &str, text: &str) -> PathBuf {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("windows");
     fs::create_dir_all(&directory).expect("the target directory is writable");
-    let (source, program) = (directory.join("guest.c"), directory.join("guest"));
-    fs::write(&source, GUEST).expect("the target directory is writable");
+    let (source, program) = (directory.join(format!("{name}.c")), directory.join(name));
+    fs::write(&source, text).expect("the target directory is writable");
     let built = Command::new("cc")
         .args(["-O1", "-o"])
         .arg(&program)
@@ -299,10 +352,20 @@ impl Traced {
     /// The guest's own code, and the runtime's code between that and the code cache: stubs, ways
     /// out, trampolines.
     fn in_place(&self) -> Vec<Range<u64>> {
-        let guest = self.mappings("r-xp", |line| line.ends_with("/windows/guest"));
+        let guest = self.mappings("r-xp", |line| {
+            line.ends_with("/windows/guest") || line.ends_with("/windows/calls")
+        });
         let between = self.mappings("r-xp", |line| line.trim_end().ends_with(" 0"));
         assert!(!guest.is_empty() && !between.is_empty());
         guest.into_iter().chain(between).collect()
+    }
+
+    /// The address of the first function of the guest `CALLS` whose call is patched.
+    fn first_patched(&self) -> u64 {
+        let code = self.in_place()[0].clone();
+        // `mov rax, rcx` and a jump.
+        let is_site = |at: &u64| self.word(*at).is_some_and(|code| code as u32 == 0xe9c8_8948);
+        code.clone().find(is_site).expect("a patched site")
     }
 
     /// Sets the breakpoint before the instruction at `address`; `None` removes it.
@@ -352,6 +415,24 @@ fn instructions_in_place(process: &mut Traced) -> Vec<u64> {
     found
 }
 
+/// The host instructions of one stretch of guest code in place that makes system calls: in the
+/// guest's code, in stubs and in trampolines. All sites but the marker's are patched.
+fn instructions_of_calls(process: &mut Traced) -> Vec<u64> {
+    let places = process.in_place();
+    // The stretch is stepped from its first call on, and not as far as the marker: a call that
+    // traps while it is stepped leaves TF in the guest's flags.
+    let first = process.first_patched();
+    process.set_breakpoint(Some(first));
+    assert_eq!((process.run(None), process.rip()), (Event::Trap, first));
+    process.set_breakpoint(None);
+    let found = instructions_in(process, &places);
+    let within = |place: &Range<u64>| found.iter().filter(|rip| place.contains(rip)).count();
+    let there: Vec<usize> = places.iter().map(within).collect();
+    println!("{places:x?}: {there:?} instructions");
+    assert!(there.last().is_some_and(|stubs| *stubs >= 50), "the stubs are executed");
+    found
+}
+
 /// The host instructions of one stretch that lie in `places`.
 fn instructions_in(process: &mut Traced, places: &[Range<u64>]) -> Vec<u64> {
     let (mut seen, mut found) = (HashSet::new(), Vec::new());
@@ -374,11 +455,22 @@ fn instructions_in(process: &mut Traced, places: &[Range<u64>]) -> Vec<u64> {
 /// instruction starts is never reached.
 fn every_place(
     options: &[&str],
+    loops: (u32, u32),
+    found: fn(&mut Traced) -> Vec<u64>,
+    at_least: usize,
+) {
+    every_place_of(&PROGRAM, options, loops, found, at_least);
+}
+
+/// As [`every_place`], for this guest.
+fn every_place_of(
+    guest: &Path,
+    options: &[&str],
     (rounds, calls): (u32, u32),
     found: fn(&mut Traced) -> Vec<u64>,
     at_least: usize,
 ) {
-    let mut process = Traced::start(options, &PROGRAM, rounds, calls);
+    let mut process = Traced::start(options, guest, rounds, calls);
     for _ in 0..WARM {
         process.next_marker();
     }
@@ -455,19 +547,19 @@ fn a_signal_at_every_instruction_in_place() {
 /// possible: the steps would pass the `popfq` by which guest code in place is entered, and the kernel
 /// takes the trap flag for the program's from there on.)
 fn instructions_of_stubs(process: &mut Traced) -> Vec<u64> {
-    /// The size of a stub, and the address of its site in it.
-    const SLOT: u64 = 64;
-    const SITE: u64 = 60;
+    /// The size of a stub, and the offset of its record in it.
+    const SLOT: u64 = 128;
+    const RECORD: u64 = 117;
     let ranges = process.in_place();
     let stubs = ranges.iter().find(|range| range.start % 0x0100_0000 == 0x1000).expect("stubs");
     let mut found = Vec::new();
     for stub in stubs.clone().step_by(SLOT as usize) {
-        let words = (stub..stub + SITE).step_by(8).map_while(|at| process.word(at));
+        let words = (stub..stub + RECORD).step_by(8).map_while(|at| process.word(at));
         let bytes: Vec<u8> = words.flat_map(i64::to_le_bytes).collect();
         if bytes[..8] == [0; 8] {
             break;
         }
-        let code = &bytes[..SITE as usize];
+        let code = &bytes[..RECORD as usize];
         let decoder = Decoder::with_ip(64, code, stub, DecoderOptions::NONE);
         found.extend(
             decoder.into_iter().take_while(|inst| inst.code() != Code::Int3).map(|i| i.ip()),
@@ -482,4 +574,11 @@ fn a_signal_at_every_instruction_of_stubs() {
     // One stub makes a call; four of its ten instructions are executed only after EFAULT. Another
     // brings a call to the runtime by six.
     every_place(&options, (1000, 1), instructions_of_stubs, 12);
+}
+
+#[test]
+fn a_signal_at_every_instruction_of_calls_in_place() {
+    // No samples: their timers would end stretches.
+    let options = ["--tier", "direct", "--sample", "every=1000000"];
+    every_place_of(&CALLING, &options, (400, 0), instructions_of_calls, 150);
 }

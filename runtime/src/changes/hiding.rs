@@ -355,7 +355,7 @@ fn free(key: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::changes::patches::{self, LEN, Purpose};
+    use crate::changes::patches::{self, LEN, NewPatch, Purpose};
 
     /// A page of this program's own code, in a private mapping of its file that nothing else uses.
     fn page_of_file() -> u64 {
@@ -387,13 +387,18 @@ mod tests {
         show(&[range])
     }
 
+    fn write(site: u64, own: [u8; LEN], to: u64) -> bool {
+        let end = site + LEN as u64;
+        patches::write(site, NewPatch { purpose: Purpose::Trace, end, own, inner: 0, to })
+    }
+
     #[test]
     fn what_is_read_is_the_guests_own() {
         memory::test_handler::install();
         let page = page_of_file();
         let mut own = [0; LEN];
         assert_eq!(memory::copy_code(page, &mut own), LEN);
-        let patch = || patches::write(page, own, 0, page + 0x1000, Purpose::Trace);
+        let patch = || write(page, own, page + 0x1000);
         assert!(patch());
         if !any() {
             // There are no keys here, or the container forbids them.
@@ -422,12 +427,12 @@ mod tests {
         assert!(byte(page).is_err() && answered(&fault()));
         assert!(!patch(), "it was read too often");
         let next = page_of_file();
-        assert!(patches::write(next, own, 0, next + 0x1000, Purpose::Trace));
+        assert!(write(next, own, next + 0x1000));
         assert!(show_at(next + 9..next + 10) && !show_at(next..next + 10));
         assert_eq!(byte(next), Ok(own[0]));
-        assert!(!patches::write(next, own, 0, next + 0x1000, Purpose::Trace), "read by a call");
+        assert!(!write(next, own, next + 0x1000), "read by a call");
         let last = page_of_file();
-        assert!(patches::write(last, own, 0, last + 0x1000, Purpose::Trace));
+        assert!(write(last, own, last + 0x1000));
         assert!(byte(last).is_err());
         let stale = fault();
         stop();

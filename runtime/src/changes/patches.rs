@@ -18,6 +18,10 @@
 //! an `int3` tries again ([`Trapped::Passing`]). As long as there is one thread, it writes the jump at
 //! once: the steps take 100 µs, as long as some 40 trapped calls.
 //!
+//! The *displaced* bytes of a patch are those that its target stands for: all bytes of the
+//! instructions of which the jump overwrites some. If any of them is about to change, the patch is
+//! taken back.
+//!
 //! The host reads the guest's own bytes, not the patches ([`memory::fetch_code`]).
 //!
 //! A patch in a page of a file gives this process a copy of the page, and the kernel would not show
@@ -53,6 +57,8 @@ use crate::sync::lock;
 
 /// Bytes of a patch: `jmp rel32`.
 pub const LEN: usize = 5;
+/// The most displaced bytes of a patch (guess, checked: three of the longest instructions).
+const MOST_DISPLACED: u64 = 45;
 /// The instruction `int3`.
 const INT3: u8 = 0xcc;
 /// Opcodes of one byte that are undefined in 64-bit mode.
@@ -76,6 +82,23 @@ pub(super) struct Patch {
     jump: [u8; LEN],
     /// Bit n: a guest instruction begins at offset n. Bit 0 is clear.
     inner: u8,
+    /// The displaced bytes: how many from the site on; at least [`LEN`].
+    displaced: u64,
+}
+
+/// A patch that is to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct NewPatch {
+    /// What it is for.
+    pub purpose: Purpose,
+    /// The end of the displaced bytes.
+    pub end: u64,
+    /// The guest's own bytes that the jump replaces.
+    pub own: [u8; LEN],
+    /// Bit n: a guest instruction begins at offset n. Bit 0 is clear.
+    pub inner: u8,
+    /// Where the jump leads.
+    pub to: u64,
 }
 
 /// All patches.
@@ -125,8 +148,9 @@ pub enum Trapped {
 }
 
 impl Patch {
-    fn range(site: u64) -> Range<u64> {
-        site..site + LEN as u64
+    /// The displaced bytes, if the patch stands at `site`.
+    fn range(&self, site: u64) -> Range<u64> {
+        site..site + self.displaced
     }
 
     fn inner(&self) -> impl Iterator<Item = usize> + use<> {
@@ -203,21 +227,25 @@ pub fn displacements<R>(inner: u8, mut f: impl FnMut(u32, u32) -> Option<R>) -> 
     UNDEFINED.iter().find_map(|byte| f(mask | 0xff << 24, value | u32::from(*byte) << 24))
 }
 
-/// Writes a jump to `to` at `site`, whose [`LEN`] bytes are `own` with instructions at the offsets
-/// of `inner`. The caller has the exclusive right to change code and has found the bytes to be
-/// constant. False if there is a patch already, if a jump cannot lead there, or if memory cannot be
-/// written.
-pub fn write(site: u64, own: [u8; LEN], inner: u8, to: u64, purpose: Purpose) -> bool {
+/// Writes a patch at `site`. The caller has the exclusive right to change code and has found the
+/// displaced bytes to be constant. False if another patch displaces some of them, if a jump cannot
+/// lead there, or if memory cannot be written.
+pub fn write(site: u64, new: NewPatch) -> bool {
+    let NewPatch { purpose, end, own, inner, to } = new;
     let behind = site.wrapping_add(LEN as u64);
     let Ok(distance) = i32::try_from(to.wrapping_sub(behind) as i64) else { return false };
     let mut jump = [0xe9; LEN];
     jump[1..].copy_from_slice(&distance.to_le_bytes());
-    let patch = Patch { purpose, own, jump, inner };
+    let displaced = end.wrapping_sub(site);
+    if !(LEN as u64..=MOST_DISPLACED).contains(&displaced) {
+        return false;
+    }
+    let patch = Patch { purpose, own, jump, inner, displaced };
     if patch.inner().any(|n| jump[n] != INT3 && !UNDEFINED.contains(&jump[n])) {
         return false;
     }
     let mut patches = lock(&PATCHES);
-    let range = Patch::range(site);
+    let range = patch.range(site);
     if patches.meets(&range) || patches.hiding.is_exposed(&range) {
         return false;
     }
@@ -234,11 +262,19 @@ pub fn write(site: u64, own: [u8; LEN], inner: u8, to: u64, purpose: Purpose) ->
 }
 
 impl Patches {
-    /// The site of a patch with bytes in `range`, the first if there are several.
+    /// The patches with displaced bytes in `range`, by their sites.
+    fn within(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, Patch)> {
+        let start = range.start.saturating_sub(MOST_DISPLACED - 1);
+        let wanted = range.start;
+        self.all
+            .range(start..range.end.max(start))
+            .map(|(site, patch)| (*site, *patch))
+            .filter(move |(site, patch)| patch.range(*site).end > wanted)
+    }
+
+    /// The site of a patch with displaced bytes in `range`, the first if there are several.
     fn first(&self, range: &Range<u64>) -> Option<u64> {
-        let start = range.start.saturating_sub(LEN as u64 - 1);
-        let (site, _) = self.all.range(start..range.end.max(start)).next()?;
-        Some(*site)
+        self.within(range).next().map(|(site, _)| site)
     }
 
     fn meets(&self, range: &Range<u64>) -> bool {
@@ -278,20 +314,15 @@ impl Patches {
         }
     }
 
-    /// Takes the patches with bytes in `range` back that are wanted. Returns the sites of those that
+    /// Takes the patches with displaced bytes in `range` back that are wanted. Returns the sites of those that
     /// were for calls.
     pub(super) fn take_back_in(
         &mut self,
         range: &Range<u64>,
         wanted: impl Fn(&Patch) -> bool,
     ) -> Vec<u64> {
-        let start = range.start.saturating_sub(LEN as u64 - 1);
-        let found: Vec<(u64, Patch)> = self
-            .all
-            .range(start..range.end.max(start))
-            .filter(|(_, patch)| wanted(patch))
-            .map(|(site, patch)| (*site, *patch))
-            .collect();
+        let found: Vec<(u64, Patch)> =
+            self.within(range).filter(|(_, patch)| wanted(patch)).collect();
         found.iter().for_each(|(site, _)| self.remove(*site));
         let of_calls = found.into_iter().filter(|(_, patch)| patch.purpose == Purpose::Call);
         of_calls.map(|(site, _)| site).collect()
@@ -344,14 +375,13 @@ pub fn set_shared() {
     SHARED.store(true, Ordering::SeqCst);
 }
 
-/// Takes the patches with bytes in `range` back: the code is about to change. Returns the sites of
+/// Takes the patches with displaced bytes in `range` back: the code is about to change. Returns the sites of
 /// those that were for calls.
 pub fn take_back(range: &Range<u64>) -> Vec<u64> {
     take_back_if(range, |_| true)
 }
 
-/// Takes the patches with bytes in `range` back that are for this purpose. Returns the sites of
-/// those that were for calls.
+/// Takes all patches for this purpose back. Returns the sites of those that were for calls.
 pub fn take_back_all(purpose: Purpose) -> Vec<u64> {
     take_back_if(&(0..u64::MAX), |patch| patch.purpose == purpose)
 }
@@ -371,7 +401,7 @@ pub fn trapped(pc: u64) -> Trapped {
     let patches = lock(&PATCHES);
     if let Some(start) = patches.first(&(pc..pc + 1)).filter(|start| *start < pc) {
         let offset = pc - start;
-        if patches.all[&start].inner >> offset & 1 != 0 {
+        if offset < LEN as u64 && patches.all[&start].inner >> offset & 1 != 0 {
             return Trapped::Inside { start };
         }
     }
@@ -389,7 +419,12 @@ pub fn leads_to_trace(pc: u64) -> bool {
         && lock(&PATCHES).all.get(&pc).is_some_and(|patch| patch.purpose == Purpose::Trace)
 }
 
-/// Is there a patch with bytes in `range`?
+/// Does a call's patch begin at `pc`?
+pub fn leads_to_stub(pc: u64) -> bool {
+    lock(&PATCHES).all.get(&pc).is_some_and(|patch| patch.purpose == Purpose::Call)
+}
+
+/// Is there a patch with displaced bytes in `range`?
 pub fn are_in(range: &Range<u64>) -> bool {
     ANY.load(Ordering::Relaxed) && lock(&PATCHES).meets(range)
 }
@@ -479,6 +514,10 @@ mod tests {
         }
     }
 
+    fn new(site: u64, own: [u8; LEN], inner: u8, to: u64, purpose: Purpose) -> NewPatch {
+        NewPatch { purpose, end: site + LEN as u64, own, inner, to }
+    }
+
     fn bytes(at: u64) -> [u8; LEN] {
         let mut bytes = [0; LEN];
         assert_eq!(memory::copy_code(at, &mut bytes), LEN);
@@ -490,14 +529,15 @@ mod tests {
         let code = [0x90, 0xb8, 1, 0, 0, 0, 0xc3];
         let site = page(&code) + 1;
         let own = bytes(site);
-        assert!(write(site, own, 0, site + 0x1000, Purpose::Trace));
+        assert!(write(site, new(site, own, 0, site + 0x1000, Purpose::Trace)));
         assert_eq!(bytes(site), [0xe9, 0xfb, 0x0f, 0, 0]);
         let mut own = [0; 7];
         assert_eq!(memory::fetch_code(site - 1, &mut own), 7);
         assert_eq!(own, code);
         assert!(leads_to_trace(site) && !leads_to_trace(site + 1));
         let own = [own[1], own[2], own[3], own[4], own[5]];
-        assert!(!write(site + 3, own, 0, site, Purpose::Call), "there is one already");
+        let second = new(site + 3, own, 0, site, Purpose::Call);
+        assert!(!write(site + 3, second), "there is one already");
         assert!(are_in(&(site + 4..site + 5)) && !are_in(&(site + 5..site + 9)));
         assert!(take_back(&(site + 4..site + 5)).is_empty());
         assert_eq!(bytes(site), own);
@@ -518,8 +558,9 @@ mod tests {
         });
         let to = to.expect("the first choice");
         let own = bytes(site);
-        assert!(!write(site, own, inner, to + 0x100, Purpose::Trace), "offset 2 would not trap");
-        assert!(write(site, own, inner, to, Purpose::Trace));
+        let patch = new(site, own, inner, to, Purpose::Trace);
+        assert!(!write(site, NewPatch { to: to + 0x100, ..patch }), "offset 2 would not trap");
+        assert!(write(site, patch));
         assert_eq!(bytes(site), [0xe9, 0x12, 0xcc, 0xcc, 0x06]);
         assert_eq!(trapped(site + 2), Trapped::Inside { start: site });
         assert_eq!(trapped(site + 1), Trapped::Guest);
@@ -527,5 +568,31 @@ mod tests {
         assert!(super::super::host::write_past_protection(site + 1, &[0x77]));
         take_back(&(site..site + 1));
         assert_eq!(bytes(site), [0xff, 0x77, 0x90, 0xc3, 0x90]);
+    }
+
+    #[test]
+    fn a_patch_is_taken_back_before_displaced_bytes_behind_it_change() {
+        // `xor eax, eax; syscall; cmp rax, -4096; ret`.
+        let code = [0x31, 0xc0, 0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, 0xc3];
+        let site = page(&code);
+        let inner = inner_boundaries([2, 2, 6]).expect("covered");
+        let to = displacements(inner, |_, value| Some(site + 5 + u64::from(value)));
+        let patch = NewPatch {
+            purpose: Purpose::Call,
+            end: site + 10,
+            own: bytes(site),
+            inner,
+            to: to.expect("the first choice"),
+        };
+        assert!(write(site, patch));
+        assert!(are_in(&(site + 9..site + 10)) && !are_in(&(site + 10..site + 11)));
+        assert_eq!(trapped(site + 2), Trapped::Inside { start: site });
+        assert_eq!(trapped(site + 4), Trapped::Inside { start: site });
+        assert_eq!((trapped(site + 5), trapped(site + 9)), (Trapped::Guest, Trapped::Guest));
+        assert!(take_back(&(site + 10..site + 11)).is_empty());
+        assert_eq!(take_back(&(site + 9..site + 10)), [site]);
+        let mut now = [0; 11];
+        assert_eq!(memory::copy_code(site, &mut now), 11);
+        assert_eq!(now, code);
     }
 }

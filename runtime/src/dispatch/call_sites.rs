@@ -2,37 +2,78 @@
 //! to jump to a stub (`crate::kernel::entry::call_stubs`).
 //!
 //! ```text
-//!   trapped n times ──► patched ──► taken back: its code is about to change
-//!                          └──────► all taken back, for good: calls must come to the runtime
+//!   trapped n times ──► observed ──► patched ──► taken back: its code is about to change
+//!                                       └──────► all taken back, for good: calls must come to the
+//!                                                runtime
 //! ```
 //!
+//! A *site* is a `syscall` and the instruction before it, with which the patch begins. The patch
+//! takes five bytes:
+//!
+//! | instruction before | the patch also overwrites | example |
+//! | --- | --- | --- |
+//! | 5 bytes or more | nothing | `mov eax, 110`; `mov r9, [rsp+8]` in glibc's `syscall` |
+//! | 4 or 3 bytes | bytes of the `syscall`, which then traps | `mov rdi, rbx` in Go |
+//! | 2 bytes | the `syscall`, and the first byte of the instruction behind | `xor eax, eax` in `read` |
+//!
+//! The stub executes copies of the displaced instructions. So these must be instructions that do
+//! the same anywhere ([`is_movable`]).
+//!
+//! Only the bytes before the `syscall` do not say where the instruction there begins. So the
+//! runtime *observes* it: the interpreter executes the thread's next instructions until it comes to
+//! the `syscall` again ([`Approach`]). A `mov eax, NR` need not be observed if the bytes before it
+//! are no beginning of a longer instruction that ends there, too.
+//!
+//! A stub makes one call, whose number it knows, if the runtime passes it on unchanged
+//! ([`System::passes_on`]); otherwise, if the instruction before the call sets the number, the stub
+//! brings the call to the runtime, without the signal. If that instruction does not set the number, a
+//! site has a chain of stubs that make calls, up to [`MOST_NUMBERS`]. All other calls trap.
+//!
 //! Data: [`CallSites`], one for the process, behind a lock of its own (number 8 in the order of
-//! `crate::sync`, before the patches). Invariants: a patched site is `mov eax, NR; syscall`, and its stub
-//! makes the call only if the runtime passes it on unchanged ([`System::passes_on`]); else the stub
-//! brings it to the runtime, without the signal. The rest is said in [`crate::changes::patches`]. Only the five bytes of the `mov` change, which are one instruction,
-//! so no jump leads between them.
+//! `crate::sync`, before the patches). Invariants: each call that a stub makes is one that the
+//! runtime passes on unchanged. The bytes of a patched site are constant
+//! ([`crate::changes::patches`]).
 //!
 //! Called by threads outside guest code.
 //!
-//! Example: a loop calls `getppid`. At its 16th trap from 0x401005, the `mov eax, 110` at 0x401000
-//! becomes `jmp 0x2f001000`.
+//! Example: a loop calls `read`, whose code is `xor eax, eax; syscall; cmp rax, -4096` at 0x401000.
+//! After its 16th trap from 0x401002, the thread is interpreted until it is there again. The bytes
+//! become `e9 .. cc .. 06`, a jump to a trampoline, from which a jump leads to a stub at 0x2f001000.
 
 use crate::changes::CodePages;
-use crate::changes::patches::{self, Purpose};
-use crate::kernel::entry::call_stubs::{self, Kind};
+use crate::changes::patches::{self, LEN, NewPatch, Purpose};
+use crate::changes::trampolines;
+use crate::kernel::entry::call_stubs::{self, Kind, SYSCALL, Stub};
 use crate::kernel::process::System;
 use crate::memory;
 use crate::sync::lock;
+use dynasour_guest::decode::{Bytes, Decoded, MAX_LENGTH, Reader};
+use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
 use rustc_hash::FxHashMap;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::entrances::reserve_trampoline;
+
 /// Traps of a site at which it is rewritten (guess: rewriting takes about as long as this many
-/// traps; too high loses time at each new site, too low rewrites sites that run a few times).
+/// traps; too high loses time at each new site, too low rewrites sites that run a few times). A site
+/// that could not be rewritten is tried again whenever the number of its traps has doubled, so this
+/// is a power of two.
 const HOT: u32 = 16;
+/// Traps of a site after which it is tried no more (guess).
+const GIVEN_UP: u32 = 1 << 13;
 /// The most sites that are counted (guess; each takes some 16 bytes).
 const MOST_COUNTED: usize = 1 << 16;
+/// The most stubs of one site (guess: each takes less than a nanosecond when it is passed over).
+const MOST_NUMBERS: u32 = 4;
+/// The fewest and the most instructions that are interpreted to observe a site (guess; each takes
+/// some 0.2 µs). In between, it is twice the number of its traps.
+const FEWEST_STEPS: u32 = 64;
+const MOST_STEPS: u32 = 4096;
+/// The length and the opcode of `mov eax, imm32`.
+const MOV: u64 = 5;
+const MOV_OPCODE: u8 = 0xb8;
 
 /// See the module.
 #[derive(Default)]
@@ -46,48 +87,342 @@ pub struct CallSites {
 struct Sites {
     /// How often each site has trapped, by the address of its `syscall`.
     traps: FxHashMap<u64, u32>,
+    /// The patched sites, by the same.
+    patched: FxHashMap<u64, Patched>,
     /// Stubs made so far.
     stubs: u64,
 }
 
-impl CallSites {
-    /// The guest's `syscall` at `pc` has trapped, with `nr` in rax. Rewrites the site if it is hot
-    /// and can be rewritten.
-    pub fn trapped(&self, pc: u64, nr: u64, system: &System, pages: &CodePages) {
-        if self.is_closed() {
-            return;
-        }
-        if self.is_hot(pc) && !system.watches_calls() {
-            // No other thread is about to change this code.
-            let _exclusive = pages.exclusive();
-            let mut sites = lock(&self.sites);
-            if !self.is_closed() {
-                let kind = if System::passes_on(nr as i64) { Kind::Makes } else { Kind::Brings };
-                sites.patch(pc.wrapping_sub(call_stubs::MOV), nr as u32, kind, pages);
-            }
-        }
+/// A patched site.
+#[derive(Clone, Copy, Debug)]
+struct Patched {
+    /// Where the patch stands.
+    start: u64,
+    /// The decision of its first stub, if that has one.
+    decision: Option<u64>,
+    /// How many stubs it has.
+    numbers: u32,
+}
+
+/// The observation of a hot site: the thread is interpreted until it comes to its `syscall` again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Approach {
+    /// The address of the `syscall`.
+    pub call: u64,
+    /// The number with which the site was found to be hot.
+    nr: u32,
+    /// The address of the instruction that was executed last.
+    last: u64,
+    /// How many more instructions are interpreted.
+    steps: u32,
+}
+
+impl Approach {
+    fn new(call: u64, nr: u32, traps: u32) -> Approach {
+        Approach { call, nr, last: 0, steps: (2 * traps).clamp(FEWEST_STEPS, MOST_STEPS) }
     }
 
-    /// Counts a trap at `pc`. Is the site to be rewritten now?
-    fn is_hot(&self, pc: u64) -> bool {
+    /// The instruction at `pc` was executed. Returns the observation that goes on, if it does.
+    pub fn passed(self, pc: u64) -> Option<Approach> {
+        let steps = self.steps - 1;
+        (steps > 0).then_some(Approach { last: pc, steps, ..self })
+    }
+
+    /// Where the instruction before the `syscall` begins, if the thread executes that next; none if
+    /// what was executed before does not end there.
+    fn start(self) -> Option<u64> {
+        let is_near = (1..=MAX_LENGTH as u64).contains(&self.call.wrapping_sub(self.last));
+        is_near.then_some(self.last)
+    }
+}
+
+/// What a patch of a site displaces.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Plan {
+    own: [u8; LEN],
+    inner: u8,
+    before: Vec<u8>,
+    after: Vec<u8>,
+    /// Does the instruction before the call set the number?
+    sets_number: bool,
+    end: u64,
+}
+
+impl Plan {
+    /// The plan for the `syscall` at `call`, which is made with the number `nr`, if the instruction
+    /// at `start` is the one before it. None if the site cannot be patched.
+    fn of(start: u64, call: u64, nr: u32) -> Option<Plan> {
+        const MOST: usize = 2 * MAX_LENGTH + SYSCALL as usize;
+        let mut bytes = [0; MOST];
+        let there = memory::fetch_code(start, &mut bytes);
+        Plan::from_bytes(&bytes[..there], start, call, nr)
+    }
+
+    /// As [`Plan::of`], for these bytes at `start`.
+    fn from_bytes(bytes: &[u8], start: u64, call: u64, nr: u32) -> Option<Plan> {
+        let code = Bytes { start, bytes };
+        let mut reader = Reader::new(&code);
+        let mut movable = |pc: u64| match reader.decode(pc) {
+            Decoded::Inst(inst) => is_movable(&inst).then_some(inst.len()),
+            _ => None,
+        };
+        let length = movable(start)?;
+        let behind = length + SYSCALL as usize;
+        if start + length as u64 != call || bytes.get(length..behind)? != [0x0f, 0x05] {
+            return None;
+        }
+        let before = bytes[..length].to_vec();
+        let sets = number_set_by(&before);
+        if sets.is_some_and(|sets| sets != nr) {
+            return None;
+        }
+        let after = match behind < LEN {
+            true => movable(start + behind as u64)?,
+            false => 0,
+        };
+        Some(Plan {
+            own: bytes.get(..LEN)?.try_into().ok()?,
+            inner: patches::inner_boundaries([length, SYSCALL as usize, after])?,
+            before,
+            after: bytes[behind..behind + after].to_vec(),
+            sets_number: sets.is_some(),
+            end: start + (behind + after) as u64,
+        })
+    }
+}
+
+/// The number to which this instruction sets rax, whatever was there.
+fn number_set_by(inst: &[u8]) -> Option<u32> {
+    match *inst {
+        [MOV_OPCODE, a, b, c, d] => Some(u32::from_le_bytes([a, b, c, d])),
+        // The immediate is extended by its sign.
+        [0x48, 0xc7, 0xc0, a, b, c, d] if d < 0x80 => Some(u32::from_le_bytes([a, b, c, d])),
+        [0x31 | 0x33, 0xc0] => Some(0),
+        _ => None,
+    }
+}
+
+/// Does a copy of this instruction at any other address do exactly the same, and go on to the
+/// next? Either it is executed completely or, if it faults, not at all.
+fn is_movable(inst: &Instruction) -> bool {
+    use Mnemonic as M;
+    let is_plain = matches!(
+        inst.mnemonic(),
+        M::Mov
+            | M::Movzx
+            | M::Movsx
+            | M::Movsxd
+            | M::Lea
+            | M::Xor
+            | M::And
+            | M::Or
+            | M::Add
+            | M::Sub
+            | M::Cmp
+            | M::Test
+            | M::Inc
+            | M::Dec
+            | M::Neg
+            | M::Not
+            | M::Shl
+            | M::Shr
+            | M::Sar
+            | M::Cdqe
+            | M::Cdq
+            | M::Nop
+    );
+    let is_movable = |operand: u32| match inst.op_kind(operand) {
+        OpKind::Register => inst.op_register(operand).is_gpr(),
+        OpKind::Memory => !inst.is_ip_rel_memory_operand() && inst.memory_segment() != Register::GS,
+        OpKind::Immediate8
+        | OpKind::Immediate16
+        | OpKind::Immediate32
+        | OpKind::Immediate64
+        | OpKind::Immediate8to16
+        | OpKind::Immediate8to32
+        | OpKind::Immediate8to64
+        | OpKind::Immediate32to64 => true,
+        _ => false,
+    };
+    is_plain
+        && inst.flow_control() == FlowControl::Next
+        && !inst.has_lock_prefix()
+        && !inst.has_rep_prefix()
+        && !inst.has_repne_prefix()
+        && (0..inst.op_count()).all(is_movable)
+}
+
+/// Is the instruction before the `syscall` at `call` `mov eax, nr`? Without observation that is
+/// known only if no longer instruction can end there.
+fn is_mov(call: u64, nr: u32) -> bool {
+    let mut bytes = [0; MAX_LENGTH];
+    let mut can_fetch = |length: &usize| {
+        memory::fetch_code(call.wrapping_sub(*length as u64), &mut bytes[..*length]) == *length
+    };
+    // Perhaps nothing is mapped before the page of the site.
+    let longest = (MOV as usize..=MAX_LENGTH).rev().find(|length| can_fetch(length));
+    longest.is_some_and(|length| ends_with_mov(&bytes[..length], nr))
+}
+
+/// Is the last instruction of `before` `mov eax, nr`, wherever the others begin?
+fn ends_with_mov(before: &[u8], nr: u32) -> bool {
+    let ends = |start: usize| {
+        let code = Bytes { start: 0, bytes: &before[start..] };
+        let decoded = Reader::new(&code).decode(0);
+        matches!(decoded, Decoded::Inst(inst)
+            if start + inst.len() == before.len() && !would_fault(&inst, nr))
+    };
+    let Some(mov) = before.len().checked_sub(MOV as usize) else { return false };
+    number_set_by(&before[mov..]) == Some(nr) && before[mov] == MOV_OPCODE && !(0..mov).any(ends)
+}
+
+/// Would this instruction have faulted, since rax has the number `nr` behind it? It accesses memory at
+/// [rax + nr] and does not change rax; no memory can be mapped there. (The bytes of padding, `00`, and
+/// `mov eax, 110` are an `add [rax+110], bh`, too.)
+fn would_fault(inst: &Instruction, nr: u32) -> bool {
+    use Mnemonic as M;
+    /// Linux maps nothing below, unless it is told to (`vm.mmap_min_addr`).
+    const PAGE: u32 = 4096;
+    matches!(inst.mnemonic(), M::Add | M::Or | M::And | M::Sub | M::Xor | M::Cmp | M::Mov)
+        && inst.op0_kind() == OpKind::Memory
+        && inst.memory_base() == Register::RAX
+        && inst.memory_index() == Register::None
+        && inst.memory_segment() == Register::DS
+        && inst.memory_displacement64() == u64::from(nr)
+        && nr < PAGE / 2
+}
+
+impl CallSites {
+    /// The guest's `syscall` at `call` has trapped, with `nr` in rax. If the site is hot, rewrites
+    /// it, or returns how it is to be observed before.
+    pub fn trapped(
+        &self,
+        call: u64,
+        nr: u64,
+        system: &System,
+        pages: &CodePages,
+    ) -> Option<Approach> {
+        if self.is_closed() {
+            return None;
+        }
+        let traps = self.count(call);
+        let is_due = (HOT..=GIVEN_UP).contains(&traps) && traps.is_power_of_two();
+        if !is_due || system.watches_calls() {
+            return None;
+        }
+        let patched = lock(&self.sites).patched.get(&call).copied();
+        match patched {
+            Some(patched) => self.patch(patched.start, call, nr as u32, system, pages),
+            None if is_mov(call, nr as u32) => {
+                self.patch(call - MOV, call, nr as u32, system, pages);
+            }
+            None => return Some(Approach::new(call, nr as u32, traps)),
+        }
+        None
+    }
+
+    /// Counts a trap at `call`. Returns how often it has trapped.
+    fn count(&self, call: u64) -> u32 {
         let mut sites = lock(&self.sites);
         if sites.traps.len() >= MOST_COUNTED {
             sites.traps.clear();
         }
-        let traps = sites.traps.entry(pc).or_default();
+        let traps = sites.traps.entry(call).or_default();
         *traps = traps.saturating_add(1);
-        // Later again: its patch may have been taken back because its page was read.
-        *traps >= HOT && traps.is_power_of_two()
+        *traps
+    }
+
+    /// The observation has come to the `syscall` of the site. Rewrites that, if it can be.
+    pub fn observed(&self, approach: Approach, system: &System, pages: &CodePages) {
+        if let Some(start) = approach.start()
+            && !self.is_closed()
+            && !system.watches_calls()
+        {
+            self.patch(start, approach.call, approach.nr, system, pages);
+        }
+    }
+
+    /// Rewrites the site whose instruction before the `syscall` at `call` is at `start`, or adds a
+    /// stub for `nr` to it. If it cannot be rewritten, it is not tried again.
+    fn patch(&self, start: u64, call: u64, nr: u32, system: &System, pages: &CodePages) {
+        let is_patched = self.try_patch(start, call, nr, system, pages);
+        let mut sites = lock(&self.sites);
+        if is_patched.is_some() {
+            // The traps of other numbers are counted from now on.
+            sites.traps.remove(&call);
+        } else if System::passes_on(i64::from(nr)) {
+            sites.traps.insert(call, GIVEN_UP);
+        }
+    }
+
+    fn try_patch(
+        &self,
+        start: u64,
+        call: u64,
+        nr: u32,
+        system: &System,
+        pages: &CodePages,
+    ) -> Option<()> {
+        let plan = Plan::of(start, call, nr)?;
+        let site = u32::try_from(start).ok()?;
+        let trampoline = match plan.inner {
+            0 => None,
+            inner => Some(reserve_trampoline(system, start, inner)?),
+        };
+        // No other thread is about to change this code.
+        let _exclusive = pages.exclusive();
+        let mut sites = lock(&self.sites);
+        let is_unchanged = Plan::of(start, call, nr).as_ref() == Some(&plan);
+        if self.is_closed() || !is_unchanged || !patches::may_stand(pages, &(start..plan.end)) {
+            return None;
+        }
+        // The patch may have been taken back because its page was read.
+        let known =
+            sites.patched.get(&call).copied().filter(|known| patches::leads_to_stub(known.start));
+        let (next, numbers) = match known {
+            // Another thread has patched it meanwhile.
+            Some(known) if known.start != start || known.decision.is_none() => return None,
+            Some(known) if known.numbers >= MOST_NUMBERS => return None,
+            Some(known) => (known.decision, known.numbers + 1),
+            None if patches::are_in(&(start..plan.end)) => return None,
+            None => (None, 1),
+        };
+        let kind = if System::passes_on(i64::from(nr)) { Kind::Makes } else { Kind::Brings };
+        if kind == Kind::Brings && !(plan.sets_number && plan.after.is_empty()) {
+            return None;
+        }
+        let miss = (!plan.sets_number).then_some(next.unwrap_or(call));
+        let Plan { before, after, .. } = &plan;
+        let stub = Stub { site, before, kind, number: nr, miss, after };
+        let stub = call_stubs::make(sites.stubs, &stub)?;
+        sites.stubs += 1;
+        let to = match trampoline {
+            Some(at) if trampolines::write(at, start, stub) => at,
+            Some(_) => return None,
+            None => stub,
+        };
+        if known.is_some() {
+            sites.patched.remove(&call);
+            patches::take_back(&(start..start + 1));
+        }
+        let Plan { own, inner, end, .. } = plan;
+        let patch = NewPatch { purpose: Purpose::Call, end, own, inner, to };
+        patches::write(start, patch).then(|| {
+            let decision = miss.map(|_| call_stubs::decision(stub, call - start));
+            sites.patched.insert(call, Patched { start, decision, numbers });
+        })
     }
 
     /// Takes the patches in `range` back: its code is about to change. Those of calls may be made
     /// again.
     pub fn take_back(&self, range: &Range<u64>) {
-        let sites = patches::take_back(range);
-        if !sites.is_empty() {
-            let traps = &mut lock(&self.sites).traps;
-            for site in sites {
-                traps.remove(&(site + call_stubs::MOV));
+        let starts = patches::take_back(range);
+        if !starts.is_empty() {
+            let mut sites = lock(&self.sites);
+            let is_over = |_: &u64, site: &mut Patched| starts.contains(&site.start);
+            let calls: Vec<u64> = sites.patched.extract_if(is_over).map(|(call, _)| call).collect();
+            for call in calls {
+                sites.traps.remove(&call);
             }
         }
     }
@@ -121,21 +456,104 @@ impl CallSites {
     }
 }
 
-impl Sites {
-    fn patch(&mut self, site: u64, nr: u32, kind: Kind, pages: &CodePages) {
-        let mut bytes = [0; 7];
-        if memory::fetch_code(site, &mut bytes) != bytes.len()
-            || bytes[0] != 0xb8
-            || bytes[1..5] != nr.to_le_bytes()
-            || bytes[5..] != [0x0f, 0x05]
-            || !patches::may_stand(pages, &(site..site + bytes.len() as u64))
-        {
-            return;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(bytes: &[u8], length: u64, nr: u32) -> Option<Plan> {
+        Plan::from_bytes(bytes, 0x40_1000, 0x40_1000 + length, nr)
+    }
+
+    #[test]
+    fn a_mov_alone_is_displaced() {
+        let bytes = [0xb8, 110, 0, 0, 0, 0x0f, 0x05, 0xc3];
+        let mov = plan(&bytes, 5, 110).expect("it can be patched");
+        assert_eq!((mov.inner, mov.sets_number, mov.end), (0, true, 0x40_1007));
+        assert_eq!((&mov.before[..], &mov.after[..]), (&bytes[..5], &[][..]));
+        assert_eq!(plan(&bytes, 5, 39), None, "another number");
+        assert_eq!(plan(&bytes[..6], 5, 110), None, "cannot be fetched");
+        let bytes = [0x48, 0xc7, 0xc0, 39, 0, 0, 0, 0x0f, 0x05];
+        let mov = plan(&bytes, 7, 39).expect("it can be patched");
+        assert_eq!((mov.inner, mov.sets_number, mov.end), (0, true, 0x40_1009));
+    }
+
+    #[test]
+    fn a_short_instruction_is_displaced_with_what_is_behind() {
+        // `xor eax, eax; syscall; cmp rax, -4096; ja`.
+        let bytes = [0x31, 0xc0, 0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, 0x77, 0x10];
+        let read = plan(&bytes, 2, 0).expect("it can be patched");
+        assert_eq!((read.inner, read.sets_number, read.end), (0b10100, true, 0x40_100a));
+        assert_eq!((&read.before[..], &read.after[..]), (&bytes[..2], &bytes[4..10]));
+        assert_eq!(plan(&bytes, 2, 1), None, "another number");
+        let ret = [0x31, 0xc0, 0x0f, 0x05, 0xc3, 0x90];
+        assert_eq!(plan(&ret, 2, 0), None, "a return cannot be moved");
+        // `xor edi, edi; syscall; nop`.
+        let other = plan(&[0x31, 0xff, 0x0f, 0x05, 0x90], 2, 39).expect("it can be patched");
+        assert_eq!((other.inner, other.sets_number, other.end), (0b10100, false, 0x40_1005));
+        // `mov rdi, rbx; syscall; ret`.
+        let go = plan(&[0x48, 0x89, 0xdf, 0x0f, 0x05, 0xc3], 3, 39).expect("it can be patched");
+        assert_eq!((go.inner, go.sets_number, go.end), (0b01000, false, 0x40_1005));
+        // `lea rdi, [rsp+8]` would have 5 bytes; `mov rdi, [rbp+8]` has 4.
+        let four = plan(&[0x48, 0x8b, 0x7d, 8, 0x0f, 0x05, 0xc3], 4, 39).expect("as before");
+        assert_eq!((four.inner, four.end), (0b10000, 0x40_1006));
+        assert_eq!(plan(&[0x58, 0x0f, 0x05, 0x90, 0x90], 1, 39), None, "`pop rax`");
+    }
+
+    #[test]
+    fn instructions_that_depend_on_their_place_stay() {
+        let movable = |bytes: &[u8]| {
+            let code = Bytes { start: 0x40_1000, bytes };
+            match Reader::new(&code).decode(0x40_1000) {
+                Decoded::Inst(inst) => is_movable(&inst),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(movable(&[0x4c, 0x8b, 0x4c, 0x24, 0x08]), "mov r9, [rsp+8]");
+        assert!(movable(&[0x64, 0x8b, 0x04, 0x25, 0x10, 0, 0, 0]), "mov eax, fs:[16]");
+        assert!(!movable(&[0x65, 0x8b, 0x04, 0x25, 0x10, 0, 0, 0]), "mov eax, gs:[16]");
+        assert!(!movable(&[0x8b, 0x05, 0x10, 0, 0, 0]), "mov eax, [rip+16]");
+        assert!(!movable(&[0x48, 0x8d, 0x05, 0x10, 0, 0, 0]), "lea rax, [rip+16]");
+        assert!(!movable(&[0xe8, 0, 0, 0, 0]), "call");
+        assert!(!movable(&[0x74, 0x10]), "je");
+        assert!(!movable(&[0x0f, 0x05]), "syscall");
+        assert!(!movable(&[0x8e, 0xe8]), "mov gs, ax");
+        assert!(!movable(&[0xf3, 0x48, 0xa5]), "rep movsq");
+        assert!(!movable(&[0xf0, 0x01, 0x07]), "lock add [rdi], eax");
+        assert!(!movable(&[0xd9, 0x07]), "fld dword [rdi]");
+        assert!(!movable(&[0xf3, 0x48, 0x0f, 0xae, 0xdf]), "wrgsbase rdi");
+        assert!(!movable(&[0x9d]), "popfq");
+    }
+
+    #[test]
+    fn a_mov_may_be_the_end_of_a_longer_instruction() {
+        let getppid = [0xf3, 0x0f, 0x1e, 0xfa, 0xb8, 110, 0, 0, 0];
+        assert!(ends_with_mov(&getppid, 110), "endbr64; mov eax, 110");
+        assert!(!ends_with_mov(&getppid, 39) && ends_with_mov(&getppid[4..], 110));
+        assert!(!ends_with_mov(&getppid[5..], 110), "cannot be fetched");
+        assert!(!ends_with_mov(&[0x41, 0xb8, 110, 0, 0, 0], 110), "mov r8d, 110");
+        assert!(!ends_with_mov(&[0x8d, 0xb8, 110, 0, 0, 0], 110), "lea edi, [rax+110]");
+        assert!(!ends_with_mov(&[0x8d, 0x84, 0xb8, 110, 0, 0, 0], 110), "lea eax, [rax+rdi*4+110]");
+        assert!(!ends_with_mov(&[0x48, 0xbf, 1, 2, 3, 0xb8, 110, 0, 0, 0], 110), "mov rdi, imm64");
+        assert!(ends_with_mov(&[0x00, 0xb8, 110, 0, 0, 0], 110), "add [rax+110], bh");
+        assert!(!ends_with_mov(&[0x65, 0x00, 0xb8, 110, 0, 0, 0], 110), "add gs:[rax+110], bh");
+        assert!(!ends_with_mov(&[0xb9, 110, 0, 0, 0], 110), "mov ecx, 110");
+    }
+
+    #[test]
+    fn an_observation_ends_at_the_call_or_after_its_steps() {
+        let approach = Approach::new(0x1005, 39, 16);
+        assert_eq!(approach.start(), None);
+        let next = approach.passed(0x1000).expect("63 more");
+        assert_eq!(next.start(), Some(0x1000));
+        assert_eq!(next.passed(0x1005).and_then(Approach::start), None);
+        let mut steps = 0;
+        let mut rest = Some(approach);
+        while let Some(now) = rest {
+            rest = now.passed(0x2000);
+            steps += 1;
         }
-        let Ok(low) = u32::try_from(site) else { return };
-        let Some(stub) = call_stubs::make(self.stubs, low, nr, kind) else { return };
-        self.stubs += 1;
-        let own = [bytes[0], bytes[1], bytes[2], bytes[3], bytes[4]];
-        patches::write(site, own, 0, stub, Purpose::Call);
+        assert_eq!(steps, FEWEST_STEPS);
+        assert_eq!(Approach::new(0, 39, GIVEN_UP).steps, MOST_STEPS);
+        assert!(HOT.is_power_of_two() && GIVEN_UP.is_power_of_two());
     }
 }

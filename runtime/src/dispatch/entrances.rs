@@ -16,7 +16,7 @@
 //! rax, 1`. The eight bytes are displaced; the first five become `jmp <entrance>`.
 
 use super::Dispatcher;
-use crate::changes::patches::{self, LEN, Purpose};
+use crate::changes::patches::{self, LEN, NewPatch, Purpose};
 use crate::changes::trampolines;
 use crate::kernel::process::System;
 use crate::memory;
@@ -107,7 +107,8 @@ impl Dispatcher {
             Some(at) if trampolines::write(at, head, entrance) => at,
             Some(_) => return,
         };
-        if patches::write(head, own, inner, to, Purpose::Trace) {
+        let patch = NewPatch { purpose: Purpose::Trace, end, own, inner, to };
+        if patches::write(head, patch) {
             fragments.stats.patches += 1;
             self.entrances.arrivals.remove(&head);
         }
@@ -115,7 +116,7 @@ impl Dispatcher {
 }
 
 /// Reserves a trampoline; the guest's address space does not have its page any more.
-fn reserve_trampoline(system: &System, head: u64, inner: u8) -> Option<u64> {
+pub(super) fn reserve_trampoline(system: &System, head: u64, inner: u8) -> Option<u64> {
     let mut memory = system.process.memory();
     trampolines::reserve(head, inner, |page| memory.protect(page))
 }

@@ -22,6 +22,7 @@
 //! the kernel raises SIGSYS; [`Dispatcher::left_in_place`] performs the call, and the next stretch
 //! runs on behind it.
 
+use super::call_sites::Approach;
 use super::{Dispatcher, count};
 use crate::changes::patches::{self, Trapped};
 use crate::config::{Sampling, Stage};
@@ -34,8 +35,10 @@ use crate::kernel::signal::samples::Clock;
 use crate::kernel::{x87_pointer, xstate};
 use crate::memory::{self, FaultInfo};
 use dynasour_guest::ThreadContext;
+use dynasour_guest::context::TRAP_FLAG;
 use dynasour_ir::Trap;
 use dynasour_tracer::Selected;
+use std::sync::atomic::Ordering;
 
 /// Bytes of `int 0x80`.
 const INT_80: u64 = 2;
@@ -65,6 +68,8 @@ pub(super) struct InPlace {
     dispatch: Dispatch,
     /// How often it has come to the runtime since the last sample, if it is sampled by that.
     visits: u32,
+    /// The hot site that is observed.
+    approach: Option<Approach>,
 }
 
 impl InPlace {
@@ -87,6 +92,11 @@ impl InPlace {
             self.turn_on(context, with_stubs);
         }
         self.dispatch != Dispatch::Impossible
+    }
+
+    /// Is the thread interpreted until it comes to a hot site?
+    pub fn is_approaching(&self) -> bool {
+        self.approach.is_some()
     }
 }
 
@@ -171,7 +181,7 @@ impl Dispatcher {
                 if !self.machine.config.log.contains(&Stage::Syscall) {
                     let pc = context.rip - SYSCALL;
                     let (sites, pages) = (&self.machine.call_sites, &self.machine.pages);
-                    sites.trapped(pc, context.gpr[0], system, pages);
+                    self.in_place.approach = sites.trapped(pc, context.gpr[0], system, pages);
                 }
                 self.handle_stop(context, system, Stop::<Selected>::Syscall)
             }
@@ -181,6 +191,36 @@ impl Dispatcher {
                 self.handle_stop(context, system, Stop::<Selected>::Special { pc })
             }
             Left::Fault => self.faulted_in_place(context, system),
+        }
+    }
+
+    /// Interprets one instruction on the way to a hot site, and patches that if it has come there.
+    /// The thread has entered.
+    pub(super) fn approach(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
+        let Some(approach) = self.in_place.approach.take() else {
+            self.peer.leave();
+            return Outcome::Continue;
+        };
+        let pending = context.pending.load(Ordering::Relaxed) != 0;
+        let pc = context.rip;
+        let stop = if pending { None } else { self.interp.run_one(context) };
+        self.peer.leave();
+        match stop {
+            None if pending => system.deliver_pending(context),
+            None => {
+                self.in_place.approach = approach.passed(pc);
+                Outcome::Continue
+            }
+            Some(stop) => {
+                let is_call = matches!(stop, Stop::Syscall);
+                if is_call && pc == approach.call {
+                    let (sites, pages) = (&self.machine.call_sites, &self.machine.pages);
+                    sites.observed(approach, system, pages);
+                } else if is_call || matches!(stop, Stop::Special { .. }) {
+                    self.in_place.approach = approach.passed(pc);
+                }
+                self.handle_stop(context, system, stop)
+            }
         }
     }
 
@@ -233,7 +273,7 @@ impl Dispatcher {
     }
 
     /// The guest is inside the patch at `start`: executes its own instructions, up to the end of
-    /// the patch.
+    /// the patch. A system call may be among them.
     fn interpret_patch(
         &mut self,
         context: &mut ThreadContext,
@@ -248,9 +288,16 @@ impl Dispatcher {
             }
             let stop = self.interp.run_one(context);
             self.peer.leave();
-            if let Some(stop) = stop {
-                return self.handle_stop(context, system, stop);
+            let Some(stop) = stop else { continue };
+            let is_call = matches!(stop, Stop::Syscall);
+            let outcome = self.handle_stop(context, system, stop);
+            let is_interrupted =
+                context.pending.load(Ordering::Relaxed) != 0 || context.rflags & TRAP_FLAG != 0;
+            if !is_call || is_interrupted || !matches!(outcome, Outcome::Continue) {
+                return outcome;
             }
+            // Code that the call has written to is not executed.
+            self.drop_written();
         }
         Outcome::Continue
     }

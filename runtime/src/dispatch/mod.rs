@@ -164,6 +164,8 @@ impl Dispatcher {
                 Outcome::Continue
             } else if context.rflags & TRAP_FLAG != 0 {
                 self.single_step(context, system)
+            } else if self.in_place.is_approaching() {
+                self.approach(context, system)
             } else {
                 self.stretch(context, system)
             };

@@ -1,53 +1,62 @@
 //! Stubs for the system calls of guest code that runs in place.
 //!
-//! A site `mov eax, NR; syscall` of the guest's is rewritten to a jump to a stub of its own
-//! (`crate::dispatch::call_sites`). A stub *makes* a call that is passed on to the kernel unchanged,
-//! or *brings* a call to the runtime without a signal. All stubs lie in one range, from which syscall
-//! user dispatch lets calls pass. A stub that makes the call:
+//! A *site* is an instruction and the `syscall` behind it. It is rewritten to a jump to a stub of
+//! its own (`crate::dispatch::call_sites`). A stub *makes* a call that is passed on to the kernel
+//! unchanged, or *brings* a call to the runtime without a signal. All stubs lie in one range, from
+//! which syscall user dispatch lets calls pass. CALL is the address of the site's `syscall`. A stub
+//! that makes the call:
 //!
 //! ```text
-//!  0   mov  eax, NR                    the guest's own instruction
-//!  5   syscall                         allowed here
-//!  7   lea  rcx, [rax + EFAULT]        0 if the call has failed with EFAULT
-//! 11   jrcxz  25
-//! 13   mov  rcx, SITE + 7              what the guest's own syscall leaves there
-//! 20   jmp  SITE + 7
-//! 25   mov  ecx, [CLOSED]
-//! 32   jrcxz  13
-//! 34   mov  eax, NR                    a guarded page may be the reason: again, by the runtime
-//! 39   jmp  SITE + 5
-//! 60   SITE
+//!          BEFORE                      a copy of the instruction before the call
+//!   ┌ ─ ─  lea  rcx, [rax - NR]        the decision: is it the call that this stub makes?
+//!   │      jrcxz make
+//!   │      mov  rcx, CALL + 2          no: the site's own `syscall`, or the site's next stub
+//!   └ ─ ─  jmp  MISS
+//!   make:  syscall                     allowed here
+//!          lea  rcx, [rax + EFAULT]    0 if the call has failed with EFAULT
+//!          jrcxz fault
+//!   go:    mov  rcx, CALL + 2          what the guest's own syscall leaves there
+//!          AFTER                       a copy of the instruction behind the call, if displaced
+//!          jmp  CALL + 2 + AFTER
+//!   fault: mov  ecx, [CLOSED]
+//!          jrcxz go
+//!          mov  eax, NR                a guarded page may be the reason: again, by the runtime
+//!          jmp  CALL
 //! ```
+//!
+//! If BEFORE alone sets eax, and to NR, there is no decision. AFTER is there if the jump to the stub
+//! has overwritten bytes behind the call.
 //!
 //! A stub that brings the call to the runtime does what the signal handler does for a call that
 //! traps ([`super::in_place`]):
 //!
 //! ```text
-//!  0   mov  eax, NR                    the guest's own instruction
-//!  5   mov  gs:[in_place_left], CALL
-//! 18   mov  gs:[in_place_rip], SITE + 7
-//! 31   mov  gs:[in_place_flags], 0
-//! 44   mov  gs:[dispatch_selector], 0  system calls are allowed from now on
-//! 53   jmp  [LEFT]                     stores the guest's registers
-//! 60   SITE
+//!          BEFORE
+//!          mov  gs:[in_place_left], Brought
+//!          mov  gs:[in_place_rip], CALL + 2
+//!          mov  gs:[in_place_flags], 0
+//!          mov  gs:[dispatch_selector], 0   system calls are allowed from now on
+//!          jmp  [LEFT]                      stores the guest's registers
 //! ```
 //!
-//! No instruction changes flags, so r11 and the flags are what a call leaves. Each offset stands
-//! for one exact state of the guest at the site ([`guest_state`]): a signal may interrupt a stub
-//! anywhere, and the kernel restarts an interrupted call at offset 5 as it would at the site. In a
-//! stub of the second kind the state behind the `mov` is that before the guest's own `syscall`.
+//! Apart from the copies no instruction changes flags, so r11 and the flags are what a call leaves.
+//! Each offset stands for one exact state of the guest at the site ([`guest_state`]): a signal may
+//! interrupt a stub anywhere, and the kernel restarts an interrupted call at `make` as it would at
+//! the site. From the decision's second instruction on, the guest's own rcx is lost; the state is
+//! then that of a call that the kernel is about to restart, where rcx is CALL + 2 already. In a stub
+//! that brings a call the state behind BEFORE is that before the guest's own `syscall`.
 //!
 //! Data: the range, mapped once before the guest's first instruction and inherited by forked
 //! children at the same addresses. It is unmapped if the guest wants its addresses. The first page
 //! is data. It holds two words CLOSED: if one is nonzero, calls that have failed must come to the
 //! runtime; and LEFT, the address of the host's code. One word CLOSED is for calls that read memory,
 //! and is nonzero, too, where the memory may be hidden from them ([`crate::changes::hiding`]); the
-//! other one is for the rest. They are written
-//! under the lock of `crate::dispatch::call_sites`, read by signal handlers without it. Invariant:
-//! nothing in the range but the five bytes of NR and the addresses of SITE derives from the guest.
+//! other one is for the rest. They are written under the lock of `crate::dispatch::call_sites`, read by signal handlers without it. Invariant:
+//! what derives from the guest in the range is the number, addresses of the site, and the two
+//! copies, which are instructions that only compute and move (`crate::dispatch::call_sites`).
 //!
-//! Example: a `getppid` at 0x401000 has a stub at 0x2f001000. A signal arrives at 0x2f001007: the
-//! guest's state is rip = 0x401007, rcx = 0x401007, rax the result.
+//! Example: a `mov eax, 110; syscall` at 0x401000 has a stub at 0x2f001000. A signal arrives at
+//! 0x2f001007: the guest's state is rip = 0x401007, rcx = 0x401007, rax the result.
 
 use dynasour_guest::space::PAGE;
 use std::ops::Range;
@@ -60,8 +69,8 @@ use crate::protection_keys;
 use dynasour_guest::context::offset;
 
 /// Bytes of a stub and its alignment.
-const SLOT: u64 = 64;
-/// Bytes of the range (guess: some 16,000 sites; a program with more has its other calls trapped).
+const SLOT: u64 = 128;
+/// Bytes of the range (guess: some 8,000 sites; a program with more has its other calls trapped).
 /// Behind the stubs there are the ways out ([`super::ways_out`]).
 const SIZE: u64 = 2 << 20;
 /// The offset of the ways out.
@@ -71,18 +80,34 @@ pub const WAYS_OUT: u64 = 1 << 20;
 const FIRST: u64 = 0x2f00_0000;
 const STEP: u64 = 0x0100_0000;
 const LAST: u64 = 0x7000_0000;
-/// Bytes of `mov eax, imm32`.
-pub const MOV: u64 = 5;
 /// Bytes of `syscall`.
 pub const SYSCALL: u64 = 2;
-/// The offset of the site's address in a stub.
-const SITE: u64 = 60;
-/// The offset from which on the call is to be made by the runtime.
-const REPEATED: u64 = 34;
+/// Bytes of the decision, and its offsets in it.
+const DECISION: u64 = 21;
+const DECIDED: u64 = 7;
+const MISSED: u64 = 9;
+/// Bytes from the call to AFTER, `syscall` included.
+const TO_AFTER: u64 = 15;
+/// Bytes of `jmp rel32`.
+const JUMP: u64 = 5;
+/// Bytes from `fault` to the second setting of the number.
+const TO_REPEATED: u64 = 9;
+/// The offsets of a stub's record: bytes of BEFORE, bytes of AFTER, its form, NR, and the address of
+/// the site.
+const BEFORE_LENGTH: u64 = 117;
+const AFTER_LENGTH: u64 = 118;
+const FORM: u64 = 119;
+const NUMBER: u64 = 120;
+const SITE: u64 = 124;
+/// The bits of the form: there is a decision; the stub brings the call to the runtime.
+const DECIDES_BIT: u8 = 1;
+const BRINGS_BIT: u8 = 2;
+
 /// The offset in the range of the address of the host's code that stores the guest's registers.
 const LEFT: u64 = 8;
-/// The first byte behind the `mov` of a stub that brings the call to the runtime: a prefix.
-const BRINGS: u8 = 0x65;
+/// The offsets of the words CLOSED: for calls that only write memory, and for others.
+const WRITING: u32 = 0;
+const READING: u32 = 4;
 
 /// What a stub does with the call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,10 +117,6 @@ pub enum Kind {
     /// It brings the call to the runtime.
     Brings,
 }
-
-/// The offsets of the words CLOSED: for calls that only write memory, and for others.
-const WRITING: u32 = 0;
-const READING: u32 = 4;
 
 /// The start of the range; 0 if there is none.
 static START: AtomicU64 = AtomicU64::new(0);
@@ -159,35 +180,58 @@ pub fn close() {
     }
 }
 
-/// Makes stub number `n` for the call `nr` whose `mov` stands at `site`, in the low 2 GiB. Returns
-/// its address; none if there is no room, or if memory cannot be written.
-pub fn make(n: u64, site: u32, nr: u32, kind: Kind) -> Option<u64> {
+/// What a stub does.
+#[derive(Clone, Copy, Debug)]
+pub struct Stub<'a> {
+    /// The address of the instruction before the call, in the low 2 GiB.
+    pub site: u32,
+    /// That instruction: it does not depend on its address, and goes on to the next one.
+    pub before: &'a [u8],
+    /// What the stub does with the call.
+    pub kind: Kind,
+    /// The number of the call.
+    pub number: u32,
+    /// Where the guest goes on if rax has another number ([`decision`], or the guest's own
+    /// `syscall`); none if the instruction before the call sets the number.
+    pub miss: Option<u64>,
+    /// The instruction behind the call that the jump to the stub has displaced, as `before`; may be
+    /// empty.
+    pub after: &'a [u8],
+}
+
+/// Makes stub number `n`. Returns its address; none if there is no room, or if memory cannot be
+/// written.
+pub fn make(n: u64, stub: &Stub) -> Option<u64> {
     let range = range();
     let at = range.start + PAGE + n * SLOT;
     if range.is_empty() || at + SLOT > range.start + WAYS_OUT {
         return None;
     }
-    let mut code = match kind {
-        Kind::Makes => making(at, site, nr),
-        Kind::Brings => bringing(site, nr),
+    let mut code = match stub.kind {
+        Kind::Makes => making(at, stub),
+        Kind::Brings => bringing(stub),
     };
-    code.resize(SITE as usize, 0xcc);
-    code.extend(site.to_le_bytes());
+    debug_assert!(code.len() as u64 <= BEFORE_LENGTH, "instructions have at most 15 bytes");
+    code.resize(BEFORE_LENGTH as usize, 0xcc);
+    let decides = stub.miss.map_or(0, |_| DECIDES_BIT);
+    let brings = if stub.kind == Kind::Brings { BRINGS_BIT } else { 0 };
+    code.extend([stub.before.len() as u8, stub.after.len() as u8, decides | brings]);
+    code.extend(stub.number.to_le_bytes());
+    code.extend(stub.site.to_le_bytes());
     // The slot is in the range, and nothing leads to it yet.
     host::write_code(at, &code).then_some(at)
 }
 
 /// The code of a stub that brings the call to the runtime.
-fn bringing(site: u32, nr: u32) -> Vec<u8> {
-    let behind = site + (MOV + SYSCALL) as u32;
-    let mut code = vec![0xb8];
-    code.extend(nr.to_le_bytes());
+fn bringing(stub: &Stub) -> Vec<u8> {
+    let behind = stub.site + (stub.before.len() as u64 + SYSCALL) as u32;
+    let mut code = stub.before.to_vec();
     for (field, value) in [
         (offset::IN_PLACE_LEFT, Left::Brought as u32),
         (offset::IN_PLACE_RIP, behind),
         (offset::IN_PLACE_FLAGS, 0),
     ] {
-        code.extend([BRINGS, 0x48, 0xc7, 0x04, 0x25]);
+        code.extend([0x65, 0x48, 0xc7, 0x04, 0x25]);
         code.extend((field as u32).to_le_bytes());
         code.extend(value.to_le_bytes());
     }
@@ -200,44 +244,144 @@ fn bringing(site: u32, nr: u32) -> Vec<u8> {
 }
 
 /// The code of a stub at `at` that makes the call.
-fn making(at: u64, site: u32, nr: u32) -> Vec<u8> {
-    let behind = u64::from(site) + MOV + SYSCALL;
-    let jump = |from: u64, to: u64| (to as i64 - (at + from + 5) as i64) as i32;
+fn making(at: u64, stub: &Stub) -> Vec<u8> {
+    let call = u64::from(stub.site) + stub.before.len() as u64;
+    let behind = call + SYSCALL;
+    let number = stub.number.to_le_bytes();
     let mut code: Vec<u8> = Vec::with_capacity(SLOT as usize);
-    code.push(0xb8);
-    code.extend(nr.to_le_bytes());
+    let jump = |code: &mut Vec<u8>, to: u64| {
+        let end = at + code.len() as u64 + JUMP;
+        code.push(0xe9);
+        code.extend((to.wrapping_sub(end) as i32).to_le_bytes());
+    };
+    let set_rcx = |code: &mut Vec<u8>| {
+        code.extend([0x48, 0xc7, 0xc1]);
+        code.extend((behind as u32).to_le_bytes());
+    };
+    code.extend(stub.before);
+    if let Some(miss) = stub.miss {
+        code.extend([0x48, 0x8d, 0x88]);
+        code.extend((stub.number as i32).wrapping_neg().to_le_bytes());
+        code.extend([0xe3, (DECISION - MISSED) as u8]);
+        set_rcx(&mut code);
+        jump(&mut code, miss);
+    }
     code.extend([0x0f, 0x05]);
     code.extend([0x48, 0x8d, 0x48, libc::EFAULT as u8]);
-    code.extend([0xe3, 25 - 13]);
-    code.extend([0x48, 0xc7, 0xc1]);
-    code.extend((behind as u32).to_le_bytes());
-    code.push(0xe9);
-    code.extend(jump(20, behind).to_le_bytes());
+    code.extend([0xe3, (7 + stub.after.len() as u64 + JUMP) as u8]);
+    let go = code.len();
+    set_rcx(&mut code);
+    code.extend(stub.after);
+    jump(&mut code, behind + stub.after.len() as u64);
     code.extend([0x8b, 0x0c, 0x25]);
-    let word = if inputs::may_be_hidden(i64::from(nr)) { READING } else { WRITING };
+    let word = if inputs::may_be_hidden(i64::from(stub.number)) { READING } else { WRITING };
     if protection_keys::exist() {
         closed(READING).store(1, Ordering::SeqCst);
     }
     code.extend((range().start as u32 + word).to_le_bytes());
-    code.extend([0xe3, (13i8 - 34) as u8]);
+    let end = code.len() + 2;
+    code.extend([0xe3, (go as i64 - end as i64) as u8]);
     code.push(0xb8);
-    code.extend(nr.to_le_bytes());
-    code.push(0xe9);
-    code.extend(jump(39, u64::from(site) + MOV).to_le_bytes());
+    code.extend(number);
+    jump(&mut code, call);
     code
+}
+
+/// The address of the decision of the stub at `stub`, whose instruction before the call has this
+/// length.
+pub fn decision(stub: u64, before: u64) -> u64 {
+    stub + before
+}
+
+/// What is recorded of a stub.
+struct Record {
+    /// The stub's address.
+    at: u64,
+    /// The addresses of the guest's instruction before the call, of its `syscall`, and behind.
+    site: u64,
+    call: u64,
+    behind: u64,
+    number: u64,
+    decides: bool,
+    brings: bool,
+    /// The offsets of the stub's `syscall` and of what follows AFTER.
+    make: u64,
+    after_end: u64,
+}
+
+/// The record of the stub that a thread executes at `rip`; none if it executes none.
+/// Async-signal-safe.
+fn record(rip: u64) -> Option<Record> {
+    let range = range();
+    if !(range.start + PAGE..range.start + WAYS_OUT).contains(&rip) {
+        return None;
+    }
+    let at = rip / SLOT * SLOT;
+    // SAFETY: the thread executes this stub, so it is complete.
+    let bytes = unsafe { &*(at as *const [u8; SLOT as usize]) };
+    let byte = |offset: u64| u64::from(bytes[offset as usize]);
+    let word = |offset: u64| (0..4).fold(0, |word, n| word | byte(offset + n) << (8 * n));
+    let before = byte(BEFORE_LENGTH);
+    let form = bytes[FORM as usize];
+    let (decides, brings) = (form & DECIDES_BIT != 0, form & BRINGS_BIT != 0);
+    let (site, make) = (word(SITE), before + if decides { DECISION } else { 0 });
+    Some(Record {
+        at,
+        site,
+        call: site + before,
+        behind: site + before + SYSCALL,
+        number: word(NUMBER),
+        decides,
+        brings,
+        make,
+        after_end: make + TO_AFTER + byte(AFTER_LENGTH),
+    })
+}
+
+impl Record {
+    /// The guest's state at `offset` of the stub. `rcx` is the register's value there.
+    fn state(&self, offset: u64, rcx: u64) -> GuestState {
+        let before = self.call - self.site;
+        let (rip, rax, rcx) = if offset < before {
+            (self.site + offset, None, None)
+        } else if self.brings {
+            (self.call, None, None)
+        } else if offset < self.make {
+            let is_lost = offset >= before + DECIDED;
+            (self.call, None, is_lost.then_some(self.behind))
+        } else if offset == self.make {
+            // The kernel has come back here to restart the call: rcx is the stub's own.
+            let is_restarted = rcx == self.at + self.make + SYSCALL;
+            (self.call, None, (self.decides || is_restarted).then_some(self.behind))
+        } else if offset < self.make + TO_AFTER {
+            (self.behind, None, Some(self.behind))
+        } else if offset <= self.after_end {
+            (self.behind + (offset - self.make - TO_AFTER), None, None)
+        } else if offset < self.repeated() {
+            // `fault`: AFTER has not been executed.
+            (self.behind, None, Some(self.behind))
+        } else {
+            (self.call, Some(self.number), Some(self.behind))
+        };
+        GuestState { rip, rax, rcx }
+    }
+
+    /// The offset from which on the call is to be made by the runtime.
+    fn repeated(&self) -> u64 {
+        self.after_end + JUMP + TO_REPEATED
+    }
 }
 
 /// If the thread was interrupted at `rip` by a signal that is not the guest's, and that has made
 /// the call of a stub fail with EINTR: the guest's state before the call. Async-signal-safe.
 pub fn before_call(rip: u64, rax: i64) -> Option<GuestState> {
-    let range = range();
-    let stubs = range.start + PAGE..range.start + WAYS_OUT;
-    let behind = MOV + SYSCALL;
-    if rax != -i64::from(libc::EINTR) || !stubs.contains(&rip) || rip % SLOT != behind {
+    if rax != -i64::from(libc::EINTR) {
         return None;
     }
-    // The state at the second `mov`, which is before a call, too.
-    guest_state(rip - behind + REPEATED)
+    let record = record(rip)?;
+    // The state at the second setting of the number, which is before a call, too.
+    (!record.brings && rip == record.at + record.make + SYSCALL)
+        .then(|| record.state(record.repeated(), 0))
 }
 
 /// The guest's state where a stub was interrupted.
@@ -251,9 +395,9 @@ pub struct GuestState {
     pub rcx: Option<u64>,
 }
 
-/// The guest's state if the thread was interrupted in a stub or in a way out at `rip`.
-/// Async-signal-safe.
-pub fn guest_state(rip: u64) -> Option<GuestState> {
+/// The guest's state if the thread was interrupted in a stub or in a way out at `rip`, with this
+/// value of rcx. Async-signal-safe.
+pub fn guest_state(rip: u64, rcx: u64) -> Option<GuestState> {
     let range = range();
     if !range.contains(&rip) {
         return None;
@@ -261,78 +405,190 @@ pub fn guest_state(rip: u64) -> Option<GuestState> {
     if let Some(pc) = ways_out::pc_at(rip - range.start) {
         return Some(GuestState { rip: pc, rax: None, rcx: None });
     }
-    let offset = (rip - range.start) % SLOT;
-    // SAFETY: the thread executes this stub, so it is complete.
-    let (site, nr, brings) = unsafe {
-        let stub = rip - offset;
-        let site = ((stub + SITE) as *const u32).read();
-        let nr = ((stub + 1) as *const u32).read_unaligned();
-        (site, nr, ((stub + MOV) as *const u8).read() == BRINGS)
-    };
-    let (site, nr) = (u64::from(site), Some(u64::from(nr)));
-    let behind = site + MOV + SYSCALL;
-    Some(match offset {
-        0 => GuestState { rip: site, rax: None, rcx: None },
-        _ if brings => GuestState { rip: site + MOV, rax: None, rcx: None },
-        5 => GuestState { rip: site + MOV, rax: None, rcx: None },
-        REPEATED.. => GuestState { rip: site + MOV, rax: nr, rcx: Some(behind) },
-        _ => GuestState { rip: behind, rax: None, rcx: Some(behind) },
-    })
+    let record = record(rip)?;
+    Some(record.state(rip - record.at, rcx))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use iced_x86::{Decoder, DecoderOptions, FlowControl};
+    use iced_x86::{Code, Decoder, DecoderOptions, Instruction};
+
+    /// The instructions of the stub at `at`.
+    fn instructions(at: u64) -> Vec<Instruction> {
+        // SAFETY: the stub's bytes.
+        let code = unsafe { std::slice::from_raw_parts(at as *const u8, BEFORE_LENGTH as usize) };
+        let decoder = Decoder::with_ip(64, code, at, DecoderOptions::NONE);
+        decoder.into_iter().take_while(|inst| inst.code() != Code::Int3).collect()
+    }
+
+    /// The state of each instruction of the stub at `at`, with its text.
+    fn states(at: u64, rcx: u64) -> Vec<(String, u64, Option<u64>, Option<u64>)> {
+        let state = |inst: &Instruction| {
+            let state = guest_state(inst.ip(), rcx).expect("a stub");
+            (format!("{:?}", inst.mnemonic()), state.rip, state.rax, state.rcx)
+        };
+        instructions(at).iter().map(state).collect()
+    }
+
+    fn row(
+        name: &str,
+        rip: u64,
+        rax: Option<u64>,
+        rcx: Option<u64>,
+    ) -> (String, u64, Option<u64>, Option<u64>) {
+        (name.to_owned(), rip, rax, rcx)
+    }
 
     #[test]
     fn each_instruction_of_a_stub_has_a_state_of_the_site() {
         map();
-        let (site, nr) = (0x40_1000u32, 110);
-        let at = make(7, site, nr, Kind::Makes).expect("room");
-        // SAFETY: the stub's bytes.
-        let code = unsafe { std::slice::from_raw_parts(at as *const u8, SITE as usize) };
-        let mut offsets = Vec::new();
-        let mut jumps = Vec::new();
-        for inst in Decoder::with_ip(64, code, at, DecoderOptions::NONE) {
-            if inst.code() == iced_x86::Code::Int3 {
-                break;
-            }
-            offsets.push(inst.ip() - at);
-            if inst.flow_control() != FlowControl::Next && inst.is_jmp_near() {
-                jumps.push(inst.near_branch_target());
-            }
-        }
-        assert_eq!(offsets, [0, 5, 7, 11, 13, 20, 25, 32, 34, 39]);
-        assert_eq!(jumps, [0x40_1007, 0x40_1005]);
-        let rips = offsets.iter().map(|o| guest_state(at + o).expect("a stub").rip);
-        let behind = 0x40_1007;
-        assert!(rips.eq([
-            0x40_1000, 0x40_1005, behind, behind, behind, behind, behind, behind, 0x40_1005,
-            0x40_1005
-        ]));
-        assert_eq!(guest_state(at + 34).and_then(|state| state.rax), Some(110));
-        assert_eq!(guest_state(range().end), None);
-        assert_eq!(before_call(at + 7, -4), guest_state(at + 34));
+        let before = [0xb8, 110, 0, 0, 0];
+        let stub = Stub {
+            site: 0x40_1000,
+            before: &before,
+            kind: Kind::Makes,
+            number: 110,
+            miss: None,
+            after: &[],
+        };
+        let at = make(7, &stub).expect("room");
+        let (call, behind) = (0x40_1005, 0x40_1007);
+        let lost = Some(behind);
+        let all = [
+            row("Mov", 0x40_1000, None, None),
+            row("Syscall", call, None, None),
+            row("Lea", behind, None, lost),
+            row("Jrcxz", behind, None, lost),
+            row("Mov", behind, None, lost),
+            row("Jmp", behind, None, None),
+            row("Mov", behind, None, lost),
+            row("Jrcxz", behind, None, lost),
+            row("Mov", call, Some(110), lost),
+            row("Jmp", call, Some(110), lost),
+        ];
+        assert_eq!(states(at, 1), all);
+        let targets: Vec<u64> = instructions(at)
+            .iter()
+            .filter(|i| i.is_jmp_near())
+            .map(|i| i.near_branch_target())
+            .collect();
+        assert_eq!(targets, [behind, call]);
+        // A restarted call.
+        let state = guest_state(at + 5, at + 7).expect("a stub");
+        assert_eq!((state.rip, state.rcx), (call, lost));
+        assert_eq!(guest_state(range().end, 0), None);
+        let again = before_call(at + 7, -4).expect("ended by a signal");
+        assert_eq!((again.rip, again.rax, again.rcx), (call, Some(110), lost));
         assert_eq!((before_call(at + 7, -3), before_call(at + 5, -4)), (None, None));
-        assert!(make(WAYS_OUT / SLOT, site, nr, Kind::Makes).is_none());
+        assert!(make(WAYS_OUT / SLOT, &stub).is_none());
         assert_eq!(closed(WRITING).load(Ordering::Relaxed), 0);
     }
+
+    #[test]
+    fn a_displaced_instruction_is_executed_behind_the_call() {
+        map();
+        // `xor eax, eax; syscall; cmp rax, -4096`.
+        let after = [0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff];
+        let stub = Stub {
+            site: 0x40_2000,
+            before: &[0x31, 0xc0],
+            kind: Kind::Makes,
+            number: 0,
+            miss: None,
+            after: &after,
+        };
+        let at = make(8, &stub).expect("room");
+        let (call, behind) = (0x40_2002, 0x40_2004);
+        let lost = Some(behind);
+        let all = [
+            row("Xor", 0x40_2000, None, None),
+            row("Syscall", call, None, None),
+            row("Lea", behind, None, lost),
+            row("Jrcxz", behind, None, lost),
+            row("Mov", behind, None, lost),
+            row("Cmp", behind, None, None),
+            row("Jmp", behind + 6, None, None),
+            row("Mov", behind, None, lost),
+            row("Jrcxz", behind, None, lost),
+            row("Mov", call, Some(0), lost),
+            row("Jmp", call, Some(0), lost),
+        ];
+        assert_eq!(states(at, 1), all);
+        let found = instructions(at);
+        assert_eq!(found[6].near_branch_target(), behind + 6);
+        assert_eq!(found[3].near_branch_target(), found[7].ip(), "a failed call");
+        assert_eq!(found[8].near_branch_target(), found[4].ip(), "not closed");
+        let again = before_call(at + 4, -4).expect("ended by a signal");
+        assert_eq!((again.rip, again.rax), (call, Some(0)));
+    }
+
+    #[test]
+    fn a_stub_decides_by_the_number_in_rax() {
+        map();
+        // `mov r9, [rsp+8]; syscall`.
+        let before = [0x4c, 0x8b, 0x4c, 0x24, 0x08];
+        let (call, behind) = (0x40_3005, 0x40_3007);
+        let stub = Stub {
+            site: 0x40_3000,
+            before: &before,
+            kind: Kind::Makes,
+            number: 39,
+            miss: Some(call),
+            after: &[],
+        };
+        let first = make(9, &stub).expect("room");
+        let miss = Some(decision(first, 5));
+        let at = make(10, &Stub { number: 318, miss, ..stub }).expect("room");
+        let lost = Some(behind);
+        let all = [
+            row("Mov", 0x40_3000, None, None),
+            row("Lea", call, None, None),
+            row("Jrcxz", call, None, lost),
+            row("Mov", call, None, lost),
+            row("Jmp", call, None, lost),
+            row("Syscall", call, None, lost),
+            row("Lea", behind, None, lost),
+            row("Jrcxz", behind, None, lost),
+            row("Mov", behind, None, lost),
+            row("Jmp", behind, None, None),
+            row("Mov", behind, None, lost),
+            row("Jrcxz", behind, None, lost),
+            row("Mov", call, Some(318), lost),
+            row("Jmp", call, Some(318), lost),
+        ];
+        assert_eq!(states(at, 1), all);
+        let found = instructions(at);
+        assert_eq!(found[1].memory_displacement64() as i64, -318);
+        assert_eq!(found[2].near_branch_target(), found[5].ip());
+        assert_eq!(Some(found[4].near_branch_target()), miss);
+        assert_eq!(instructions(first)[4].near_branch_target(), call);
+        assert_eq!(instructions(first)[1].ip(), first + 5);
+        let again = before_call(found[6].ip(), -4).expect("ended by a signal");
+        assert_eq!((again.rip, again.rax), (call, Some(318)));
+    }
+
     #[test]
     fn a_stub_that_brings_a_call_has_the_state_before_it() {
         map();
-        let (site, nr) = (0x40_1000u32, 9);
-        let at = make(8, site, nr, Kind::Brings).expect("room");
-        // SAFETY: the stub's bytes.
-        let code = unsafe { std::slice::from_raw_parts(at as *const u8, SITE as usize) };
-        let decoded: Vec<_> =
-            Decoder::with_ip(64, code, at, DecoderOptions::NONE).into_iter().collect();
-        let offsets: Vec<u64> = decoded.iter().map(|inst| inst.ip() - at).collect();
+        let before = [0xb8, 9, 0, 0, 0];
+        let stub = Stub {
+            site: 0x40_4000,
+            before: &before,
+            kind: Kind::Brings,
+            number: 9,
+            miss: None,
+            after: &[],
+        };
+        let at = make(11, &stub).expect("room");
+        let found = instructions(at);
+        let offsets: Vec<u64> = found.iter().map(|inst| inst.ip() - at).collect();
         assert_eq!(offsets, [0, 5, 18, 31, 44, 53]);
-        assert_eq!(decoded[2].immediate32to64(), 0x40_1007);
-        assert_eq!(decoded[5].memory_displacement64(), range().start + LEFT);
-        let before = GuestState { rip: 0x40_1005, rax: None, rcx: None };
-        assert_eq!(guest_state(at).map(|state| state.rip), Some(0x40_1000));
-        assert!(offsets[1..].iter().all(|offset| guest_state(at + offset) == Some(before)));
+        assert_eq!(found[2].immediate32to64(), 0x40_4007);
+        assert_eq!(found[5].memory_displacement64(), range().start + LEFT);
+        let before = GuestState { rip: 0x40_4005, rax: None, rcx: None };
+        assert_eq!(guest_state(at, 0).map(|state| state.rip), Some(0x40_4000));
+        assert!(offsets[1..].iter().all(|offset| guest_state(at + offset, 0) == Some(before)));
+        assert_eq!(before_call(at + 7, -4), None);
     }
 }

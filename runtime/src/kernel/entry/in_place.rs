@@ -288,7 +288,7 @@ pub(super) fn left_address() -> u64 {
 /// its rip. The thread's calls are allowed from now on.
 pub fn interrupted(rip: u64, context: &ThreadContext) -> Interrupted {
     let was_allowed = context.dispatch_selector.swap(ALLOW, Ordering::Relaxed) == ALLOW;
-    if guest_state(rip).is_some() {
+    if guest_state(rip, 0).is_some() {
         return Interrupted::Guest;
     }
     if was_allowed {
@@ -310,10 +310,11 @@ pub fn interrupted(rip: u64, context: &ThreadContext) -> Interrupted {
 pub fn leave(registers: &mut [i64; 23], context: &ThreadContext, left: Left, is_own: bool) {
     let rip = registers[libc::REG_RIP as usize] as u64;
     let rax = registers[libc::REG_RAX as usize];
+    let rcx = registers[libc::REG_RCX as usize] as u64;
     let state = Some(is_own)
         .filter(|is_own| *is_own)
         .and_then(|_| call_stubs::before_call(rip, rax))
-        .or_else(|| guest_state(rip));
+        .or_else(|| guest_state(rip, rcx));
     if let Some(rax) = state.and_then(|state| state.rax) {
         registers[libc::REG_RAX as usize] = rax as i64;
     }
@@ -329,10 +330,11 @@ pub fn leave(registers: &mut [i64; 23], context: &ThreadContext, left: Left, is_
     registers[libc::REG_RIP as usize] = left_address() as i64;
 }
 
-/// The guest's state if the thread is in code that stands for an instruction of the guest's.
-fn guest_state(rip: u64) -> Option<GuestState> {
+/// The guest's state if the thread is in code that stands for an instruction of the guest's, with
+/// this value of rcx.
+fn guest_state(rip: u64, rcx: u64) -> Option<GuestState> {
     let at = |pc: u64| GuestState { rip: pc, rax: None, rcx: None };
-    call_stubs::guest_state(rip).or_else(|| trampolines::site_at(rip).map(at))
+    call_stubs::guest_state(rip, rcx).or_else(|| trampolines::site_at(rip).map(at))
 }
 
 /// For the signal handler, after [`interrupted`] has found a thread entering: makes it not enter.

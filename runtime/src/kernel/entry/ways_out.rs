@@ -90,7 +90,7 @@ mod tests {
                 assert_eq!(jump.ip_rel_memory_address(), at + PC);
             }
             for offset in [0, JUMP] {
-                let state = call_stubs::guest_state(at + offset).expect("a way out");
+                let state = call_stubs::guest_state(at + offset, 0).expect("a way out");
                 assert_eq!((state.rip, state.rax, state.rcx), (pc, None, None));
             }
         }
