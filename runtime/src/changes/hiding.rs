@@ -2,12 +2,13 @@
 //! executed but not read.
 //!
 //! ```text
-//!            first patch                       a load, or a call that reads it
-//!  ordinary ─────────────► hidden (has the key) ──────────────────────────────► patches taken back
-//!   ▲   ▲                     │ its code changes, or its traces are dropped        │         │
-//!   │   └─────────────────────┘                                      up to 15 loads│         │
-//!   └──────────────────────────────────────────────────────────────────────────────┘         ▼
-//!                                                          16 loads, or one call: never patched again
+//!            first patch              a load, or a call that reads it
+//!  ordinary ─────────────► hidden ─────────────────────────────────────► patches taken back
+//!   ▲   ▲                     │                                            │         │
+//!   │   └─────────────────────┘                           up to 15 loads   │         │
+//!   │     its code changes, or its traces are dropped                      │         │
+//!   └──────────────────────────────────────────────────────────────────────┘         ▼
+//!                                                     16 loads, or one call: no patches any more
 //! ```
 //!
 //! The *key* is a protection key that the host allocates. Threads start with rights that deny every
@@ -17,32 +18,33 @@
 //! instructions.
 //!
 //! A page is *read* while it is hidden in two ways. Both take its patches back first, so that the
-//! guest's own bytes are read, and the page can be read by all threads from then on:
+//! guest's own bytes are read, and all threads can read the page from then on:
 //!
-//! * A load faults, in guest code in place, in the interpreter, or in a trace, which leaves to the
+//! * A load faults: in guest code in place, in the interpreter, or in a trace, which leaves to the
 //!   interpreter. The runtime then calls [`answered`], and the instruction is executed again. After
 //!   [`MOST_READS`] of these a page gets no patches any more.
-//! * A system call reads the page. The runtime calls [`show`] ([`super::inputs`]). That page gets no
-//!   patches any more, so a call that lasts is not disturbed by a patch that comes back.
+//! * A system call reads the page. The runtime calls [`show`] ([`super::inputs`]). That page gets
+//!   no patches any more, so a patch that comes back cannot disturb a call that lasts.
 //!
-//! Only pages of private mappings of files are hidden that nobody has written to: not those of
-//! just-in-time compilers. Which they are is read from `/proc`, so pages that are first patched in a
-//! process without `/proc` are not hidden. A guest that makes a call about keys of its own turns hiding off for
-//! good, and gets all keys ([`stop`]). Patches stay then, and can be seen, as without keys.
+//! A page is hidden if it belongs to a private mapping of a file and nobody has written to it; the
+//! pages of just-in-time compilers do not. This is read from `/proc`, so pages that are first
+//! patched in a process without `/proc` are not hidden. A guest that makes a call about keys of its
+//! own turns hiding off for good, and gets all keys ([`stop`]). Patches stay then, and can be seen,
+//! as without keys.
 //!
 //! Data: [`Hiding`], a part of the patches, behind their lock (number 8 in the order of
-//! `crate::sync`); [`COUNT`], the number of hidden pages. Invariants: (1) A page has the key only if
-//! it is in [`Hiding::hidden`]. (2) A hidden page has patches, unless the kernel has refused to
+//! `crate::sync`); [`COUNT`], the number of hidden pages. Invariants: (1) A page has the key only
+//! if it is in [`Hiding::hidden`]. (2) A hidden page has patches, unless the kernel has refused to
 //! take the key from it. (3) A page is hidden before its first patch is written, and shown after
-//! its last one is taken back, so no thread can read a patch. Without protection keys no page is
-//! hidden, and each function returns at once.
+//! its last one is taken back, so no thread can read a patch of a hidden page. Without protection
+//! keys no page is hidden, and each function returns at once.
 //!
 //! Called by threads outside guest code.
 //!
-//! Example: a loop at 0x401010 has a patch. The guest computes a checksum of its code. The load from
-//! 0x401000 faults with the key 15; the patch is taken back, the page loses the key, and the load
-//! reads the guest's bytes. When the runtime leads a thread to the loop's trace again, the patch is
-//! written again and the page is hidden again.
+//! Example: a loop at 0x401010 has a patch. The guest computes a checksum of its code. The load
+//! from 0x401000 faults with the key 15; the patch is taken back, the page loses the key, and the
+//! load reads the guest's bytes. When the runtime leads a thread to the loop's trace again, the
+//! patch is written again and the page is hidden again.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
