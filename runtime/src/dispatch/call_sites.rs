@@ -37,7 +37,7 @@
 //! Called by threads outside guest code.
 //!
 //! Example: a loop calls `read`, whose code is `xor eax, eax; syscall; cmp rax, -4096` at 0x401000.
-//! After its 16th trap from 0x401002, the thread is interpreted until it is there again. The bytes
+//! After its 256th trap from 0x401002, the thread is interpreted until it is there again. The bytes
 //! become `e9 .. cc .. 06`, a jump to a trampoline, from which a jump leads to a stub at 0x2f001000.
 
 use crate::changes::CodePages;
@@ -61,6 +61,14 @@ use super::entrances::reserve_trampoline;
 /// that could not be rewritten is tried again whenever the number of its traps has doubled, so this
 /// is a power of two.
 const HOT: u32 = 16;
+/// Traps of the first site at which it is rewritten (measured: the decoder of instructions makes its
+/// tables when it is used for the first time, which takes 0.4 ms, as long as some 100 traps; most
+/// short commands end before). A power of two.
+const FIRST: u32 = 128;
+/// Traps of a site at which it is observed (measured: the interpreter makes each instruction that it
+/// executes for the first time, which takes some 10 µs, and a trap takes 1 to 4 µs. With 16, `ls`
+/// took 0.7 ms longer). A power of two.
+const OBSERVED: u32 = 256;
 /// Traps of a site after which it is tried no more (guess).
 const GIVEN_UP: u32 = 1 << 13;
 /// The most sites that are counted (guess; each takes some 16 bytes).
@@ -68,7 +76,7 @@ const MOST_COUNTED: usize = 1 << 16;
 /// The most stubs of one site (guess: each takes less than a nanosecond when it is passed over).
 const MOST_NUMBERS: u32 = 4;
 /// The fewest and the most instructions that are interpreted to observe a site (guess; each takes
-/// some 0.2 µs). In between, it is twice the number of its traps.
+/// some 0.2 µs, or 10 if it is the first time). In between, it is half the number of its traps.
 const FEWEST_STEPS: u32 = 64;
 const MOST_STEPS: u32 = 4096;
 /// The length and the opcode of `mov eax, imm32`.
@@ -79,6 +87,8 @@ const MOV_OPCODE: u8 = 0xb8;
 #[derive(Default)]
 pub struct CallSites {
     sites: Mutex<Sites>,
+    /// Is there, or has there been, a hot site?
+    begun: AtomicBool,
     /// Are sites rewritten no more?
     closed: AtomicBool,
 }
@@ -119,7 +129,7 @@ pub struct Approach {
 
 impl Approach {
     fn new(call: u64, nr: u32, traps: u32) -> Approach {
-        Approach { call, nr, last: 0, steps: (2 * traps).clamp(FEWEST_STEPS, MOST_STEPS) }
+        Approach { call, nr, last: 0, steps: (traps / 2).clamp(FEWEST_STEPS, MOST_STEPS) }
     }
 
     /// The instruction at `pc` was executed. Returns the observation that goes on, if it does.
@@ -306,17 +316,20 @@ impl CallSites {
             return None;
         }
         let traps = self.count(call);
-        let is_due = (HOT..=GIVEN_UP).contains(&traps) && traps.is_power_of_two();
+        let hot = if self.begun.load(Ordering::Relaxed) { HOT } else { FIRST };
+        let is_due = (hot..=GIVEN_UP).contains(&traps) && traps.is_power_of_two();
         if !is_due || system.watches_calls() {
             return None;
         }
+        self.begun.store(true, Ordering::Relaxed);
         let patched = lock(&self.sites).patched.get(&call).copied();
         match patched {
             Some(patched) => self.patch(patched.start, call, nr as u32, system, pages),
             None if is_mov(call, nr as u32) => {
                 self.patch(call - MOV, call, nr as u32, system, pages);
             }
-            None => return Some(Approach::new(call, nr as u32, traps)),
+            None if traps >= OBSERVED => return Some(Approach::new(call, nr as u32, traps)),
+            None => {}
         }
         None
     }
