@@ -573,7 +573,7 @@ fn a_signal_at_every_instruction_of_stubs() {
     let options = ["--tier", "direct", "--no-traces"];
     // One stub makes a call; four of its ten instructions are executed only after EFAULT. Another
     // brings a call to the runtime by six.
-    every_place(&options, (1000, 1), instructions_of_stubs, 12);
+    every_place(&options, (1000, 10), instructions_of_stubs, 12);
 }
 
 #[test]
