@@ -286,15 +286,19 @@ fn ends_with_mov(before: &[u8], nr: u32) -> bool {
     number_set_by(&before[mov..]) == Some(nr) && before[mov] == MOV_OPCODE && !(0..mov).any(ends)
 }
 
-/// Would this instruction have faulted, since rax has the number `nr` behind it? It accesses memory at
-/// [rax + nr] and does not change rax; no memory can be mapped there. (The bytes of padding, `00`, and
-/// `mov eax, 110` are an `add [rax+110], bh`, too.)
+/// Would this instruction have faulted, since rax has the number `nr` behind it? It accesses memory
+/// at [rax + nr], where none can be mapped, and does not change rax: its other operand is rdi, r15
+/// or bh. (Padding that ends with `00`, and `mov eax, 110`, are an `add [rax+110], bh`, too.)
 fn would_fault(inst: &Instruction, nr: u32) -> bool {
     use Mnemonic as M;
     /// Linux maps nothing below, unless it is told to (`vm.mmap_min_addr`).
     const PAGE: u32 = 4096;
-    matches!(inst.mnemonic(), M::Add | M::Or | M::And | M::Sub | M::Xor | M::Cmp | M::Mov)
-        && inst.op0_kind() == OpKind::Memory
+    let leaves_rax = matches!(
+        inst.mnemonic(),
+        M::Add | M::Or | M::Adc | M::Sbb | M::And | M::Sub | M::Xor | M::Cmp | M::Mov | M::Test
+    );
+    leaves_rax
+        && (0..inst.op_count()).any(|operand| inst.op_kind(operand) == OpKind::Memory)
         && inst.memory_base() == Register::RAX
         && inst.memory_index() == Register::None
         && inst.memory_segment() == Register::DS
@@ -548,6 +552,7 @@ mod tests {
         assert!(!ends_with_mov(&[0x8d, 0x84, 0xb8, 110, 0, 0, 0], 110), "lea eax, [rax+rdi*4+110]");
         assert!(!ends_with_mov(&[0x48, 0xbf, 1, 2, 3, 0xb8, 110, 0, 0, 0], 110), "mov rdi, imm64");
         assert!(ends_with_mov(&[0x00, 0xb8, 110, 0, 0, 0], 110), "add [rax+110], bh");
+        assert!(ends_with_mov(&[0x48, 0x83, 0xec, 0x18, 0xb8, 110, 0, 0, 0], 110), "sub rsp, 24");
         assert!(!ends_with_mov(&[0x65, 0x00, 0xb8, 110, 0, 0, 0], 110), "add gs:[rax+110], bh");
         assert!(!ends_with_mov(&[0xb9, 110, 0, 0, 0], 110), "mov ecx, 110");
     }

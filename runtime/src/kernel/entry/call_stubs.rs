@@ -409,6 +409,13 @@ pub fn guest_state(rip: u64, rcx: u64) -> Option<GuestState> {
     Some(record.state(rip - record.at, rcx))
 }
 
+/// As [`map`], once for all tests of this process, which run at the same time.
+#[cfg(test)]
+pub fn map_once() {
+    static MAPPED: std::sync::Once = std::sync::Once::new();
+    MAPPED.call_once(map);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -442,7 +449,7 @@ mod tests {
 
     #[test]
     fn each_instruction_of_a_stub_has_a_state_of_the_site() {
-        map();
+        map_once();
         let before = [0xb8, 110, 0, 0, 0];
         let stub = Stub {
             site: 0x40_1000,
@@ -487,7 +494,7 @@ mod tests {
 
     #[test]
     fn a_displaced_instruction_is_executed_behind_the_call() {
-        map();
+        map_once();
         // `xor eax, eax; syscall; cmp rax, -4096`.
         let after = [0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff];
         let stub = Stub {
@@ -525,7 +532,7 @@ mod tests {
 
     #[test]
     fn a_stub_decides_by_the_number_in_rax() {
-        map();
+        map_once();
         // `mov r9, [rsp+8]; syscall`.
         let before = [0x4c, 0x8b, 0x4c, 0x24, 0x08];
         let (call, behind) = (0x40_3005, 0x40_3007);
@@ -570,7 +577,7 @@ mod tests {
 
     #[test]
     fn a_stub_that_brings_a_call_has_the_state_before_it() {
-        map();
+        map_once();
         let before = [0xb8, 9, 0, 0, 0];
         let stub = Stub {
             site: 0x40_4000,

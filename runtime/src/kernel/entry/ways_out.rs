@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn a_way_out_blocks_calls_and_leads_to_its_pc() {
-        call_stubs::map();
+        call_stubs::map_once();
         for (number, pc) in [(0, 0x40_1080u64), (1, 0x7fff_1234_5678)] {
             let at = u64::from(make(number, pc).expect("room"));
             // SAFETY: the way out's bytes.
