@@ -20,7 +20,7 @@
 mod bench;
 mod cli;
 mod explain;
-#[cfg(all(fixed_address, not(test)))]
+#[cfg(fixed_address)]
 mod fixed_address;
 mod guards;
 mod ir;
