@@ -6,14 +6,14 @@
 //! *The C library's start-up.* A static program starts with `__libc_start_main`, which asks the
 //! processor for its features and the sizes of its caches: some sixty times `cpuid`, to choose among
 //! ways of copying and searching memory. In a virtual machine each `cpuid` leaves the machine; all
-//! take 0.2 ms (measured), a fifth of a short program's time. So [`__libc_start_main`] below does
+//! take 0.2 ms (measured), a fifth of a short program's time. So `__libc_start_main` below does
 //! what glibc's does, without that. Functions that glibc chooses by features are then those for
 //! every processor, whose constants are defined here. What start-up consists of changes with glibc's
 //! versions: only under the cfg `own_start` is it replaced, which `build.rs` sets for versions whose
 //! start-up is known to be this one (source: glibc 2.36, csu/libc-start.c, static case).
 //!
 //! Invariant: until thread-local storage is set up, nothing here may use it, nor a function that
-//! glibc chooses by features before [`choose_functions`] has run.
+//! glibc chooses by features before `choose_functions` has run.
 //!
 //! Called once, by `_start`, in the only thread.
 
