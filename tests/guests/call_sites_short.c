@@ -213,7 +213,7 @@ int main(void) {
         for (int s = 0; s < SITES; s++) call(s, SYS_getuid, entry, 1);
     for (int s = 0; s < SITES; s++)
         for (int n = 0; n < NUMBERS; n++)
-            for (int i = 0; i < 60; i++) call(s, numbers[n], 0, 0);
+            for (int i = 0; i < 300; i++) call(s, numbers[n], 0, 0);
     for (int entry = 0; entry < 3; entry++)
         for (int s = 0; s < SITES; s++) call(s, SYS_getuid, entry, 1);
     puts("alone: ok");
