@@ -403,8 +403,15 @@ fn instructions(process: &mut Traced) -> Vec<u64> {
 fn instructions_in_place(process: &mut Traced) -> Vec<u64> {
     let mut places = process.in_place();
     // Behind the sample at the beginning of the stretch: the flags of stepped code that the
-    // interpreter executes have TF.
-    process.run_for(Duration::from_millis(1));
+    // interpreter executes have TF. And not in the host: the steps would pass the `popfq` by which
+    // guest code in place is entered, and the kernel would take their TF for the program's. On a busy
+    // machine the process may not have come so far in a millisecond.
+    loop {
+        process.run_for(Duration::from_millis(1));
+        if places.iter().any(|place| place.contains(&process.rip())) {
+            break;
+        }
+    }
     let between = places.len();
     places.push(process.cache());
     let found = instructions_in(process, &places);
