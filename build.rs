@@ -18,13 +18,14 @@
 //! not need, and calls of functions that the C library calls only if they exist, which then lie at
 //! address 0, out of reach. Such functions are given a definition that does nothing. Whether all of
 //! that works depends on the C library, so a small program is linked in the same way and run. If it
-//! fails, the command is linked with `-static-pie`. Without static libraries, or with
-//! `DYNASOUR_DYNAMIC` set, it is linked dynamically, and a warning says so.
+//! fails, the command is linked with `-static-pie`. What the program defines for that, and a shorter
+//! start-up than the C library's where its version is known, is in `src/fixed_address.rs`. Without
+//! static libraries, or with `DYNASOUR_DYNAMIC` set, it is linked dynamically, and a warning says so.
 //!
 //! *Order.* The functions that a start executes lie together at the front of the code: pages of a
 //! file are mapped sixteen at a time, and mapping and unmapping sixteen costs 7 µs (measured), so a
-//! start whose functions lie everywhere is 0.3 ms slower. `src/order/functions.txt` lists them;
-//! `src/order/record.py` makes that list. A name that no longer exists does no harm.
+//! start whose functions lie everywhere is 0.3 ms slower (measured). `src/order/functions.txt` lists
+//! them; `src/order/record.py` makes that list. A name that no longer exists does no harm.
 //!
 //! Example: `libm.a` in `OUT_DIR` contains `INPUT(/usr/lib/x86_64-linux-gnu/libm.a)`.
 

@@ -15,8 +15,8 @@
 //! Other threads may execute the code while it is written: the first byte is an `int3` until the
 //! rest is complete, and all processors are serialised between the steps (Intel SDM vol. 3,
 //! "Handling Self- and Cross-Modifying Code"; manual: membarrier(2)). A thread that comes upon such
-//! an `int3` tries again ([`Trapped::Passing`]). As long as there is one thread, it writes the jump at
-//! once: the steps take 100 µs, as long as some 40 trapped calls.
+//! an `int3` tries again ([`Trapped::Passing`]). As long as there is one thread, it writes the jump
+//! at once: the steps take 100 µs, as long as some 40 trapped calls.
 //!
 //! The *displaced* bytes of a patch are those that its target stands for: all bytes of the
 //! instructions of which the jump overwrites some. If any of them is about to change, the patch is
@@ -28,7 +28,8 @@
 //! it later changes of the file. So when the last patch of a page is taken back that was the file's
 //! own before, the copy is given up.
 //!
-//! Where the processor has protection keys, the guest does not see patches either ([`super::hiding`]).
+//! Where the processor has protection keys, the guest does not see patches either
+//! ([`super::hiding`]).
 //!
 //! Data: [`PATCHES`], one for the process, behind its own lock (number 8 in the order of
 //! `crate::sync`, beside the footprint). Invariant: patches stand only in code that system calls
@@ -314,8 +315,8 @@ impl Patches {
         }
     }
 
-    /// Takes the patches with displaced bytes in `range` back that are wanted. Returns the sites of those that
-    /// were for calls.
+    /// Takes the patches with displaced bytes in `range` back that are wanted. Returns the sites of
+    /// those that were for calls.
     pub(super) fn take_back_in(
         &mut self,
         range: &Range<u64>,
@@ -375,8 +376,8 @@ pub fn set_shared() {
     SHARED.store(true, Ordering::SeqCst);
 }
 
-/// Takes the patches with displaced bytes in `range` back: the code is about to change. Returns the sites of
-/// those that were for calls.
+/// Takes the patches with displaced bytes in `range` back: the code is about to change. Returns the
+/// sites of those that were for calls.
 pub fn take_back(range: &Range<u64>) -> Vec<u64> {
     take_back_if(range, |_| true)
 }

@@ -8,7 +8,8 @@
 //! A patch that was taken back because its code was about to change is written again when the
 //! runtime leads the thread to the trace, which has found its code unchanged.
 //!
-//! Data: [`Entrances`], the dispatcher's part. Invariant: patches are written with the exclusive right to change code and
+//! Data: [`Entrances`], the dispatcher's part. Invariant: patches are written with the exclusive
+//! right to change code and
 //! with the lock of the fragments, while nothing is being dropped; and before what they lead to is
 //! dropped, they are taken back.
 //!

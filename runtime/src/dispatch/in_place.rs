@@ -1,7 +1,7 @@
 //! Runs guest code in place (tier `direct`; `crate::kernel::entry::in_place`).
 //!
 //! ```text
-//!   run ──► guest code ──► Left ──┬─ Call, Call32 ──► System::syscall
+//!   run ──► guest code ──► Left ──┬─ Call, Brought, Call32 ──► System::syscall
 //!    ▲        ▲      │            ├─ Fault ─────────► System::raise, or the guest's own bytes
 //!    │        │      ▼ patch      ├─ Interrupted ───► System::deliver_pending
 //!    │     exit ◄─ trace          └─ Sample ────────► interpret some edges, count heads
@@ -12,6 +12,10 @@
 //! counts as *in the cache* ([`super::peers`]), since it may enter a trace at any time; it comes
 //! out when it is called. A change of guest code that no trace was made from need not wait for it:
 //! the processor notices the change.
+//!
+//! A hot site of a system call may have to be *observed* before it is rewritten
+//! ([`super::call_sites`]): the thread is interpreted until it comes there again
+//! ([`Dispatcher::approach`]).
 //!
 //! What direct execution cannot share (a GS base of the guest's own, addresses that the guest
 //! wants) ends it for the whole process: [`Machine::leave_direct`](super::Machine::leave_direct).
@@ -81,9 +85,7 @@ impl InPlace {
             (true, false) => Dispatch::Alone,
         };
     }
-}
 
-impl InPlace {
     /// For a vfork child: is dispatch on, with the stubs' calls allowed or not? Turns it on if it is
     /// not.
     pub(super) fn is_on(&mut self, context: &ThreadContext, with_stubs: bool) -> bool {

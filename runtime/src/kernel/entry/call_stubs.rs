@@ -51,8 +51,8 @@
 //! is data. It holds two words CLOSED: if one is nonzero, calls that have failed must come to the
 //! runtime; and LEFT, the address of the host's code. One word CLOSED is for calls that read memory,
 //! and is nonzero, too, where the memory may be hidden from them ([`crate::changes::hiding`]); the
-//! other one is for the rest. They are written under the lock of `crate::dispatch::call_sites`, read by signal handlers without it. Invariant:
-//! what derives from the guest in the range is the number, addresses of the site, and the two
+//! other one is for the rest. They are written under the lock of `crate::dispatch::call_sites`, and
+//! read by stubs without it. Invariant: what derives from the guest in the range is the number, addresses of the site, and the two
 //! copies, which are instructions that only compute and move (`crate::dispatch::call_sites`).
 //!
 //! Example: a `mov eax, 110; syscall` at 0x401000 has a stub at 0x2f001000. A signal arrives at

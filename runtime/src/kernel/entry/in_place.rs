@@ -10,8 +10,8 @@
 //! The ways out of such code are a signal, a stub that brings a system call
 //! ([`super::call_stubs`]), and a trace that a patch leads to, which leaves by the
 //! stubs of the emitter: `enter` of the emitter and `enter` here make the same frame on the host's
-//! stack, so that each may be left by the way out of the other. While it runs, the *selector* of syscall user
-//! dispatch says that calls are blocked, so that each `syscall` and `int 0x80` of the guest raises
+//! stack, so that each may be left by the way out of the other. While it runs, the *selector* of
+//! syscall user dispatch says that calls are blocked, so that each `syscall` and `int 0x80` of the guest raises
 //! SIGSYS before the kernel does anything; calls of [`super::call_stubs`] are allowed. The signal
 //! handler notes why the guest was interrupted and makes the thread continue at `left`, which
 //! stores the guest's registers. Since a signal frame holds all registers, the guest's state is
