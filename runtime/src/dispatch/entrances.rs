@@ -9,9 +9,8 @@
 //! runtime leads the thread to the trace, which has found its code unchanged.
 //!
 //! Data: [`Entrances`], the dispatcher's part. Invariant: patches are written with the exclusive
-//! right to change code and
-//! with the lock of the fragments, while nothing is being dropped; and before what they lead to is
-//! dropped, they are taken back.
+//! right to change code and with the lock of the fragments, while nothing is being dropped; and
+//! before what they lead to is dropped, they are taken back.
 //!
 //! Example: a trace of the loop at 0x401010 was made, which begins with `mov rax, [rbp-0x18]; add
 //! rax, 1`. The eight bytes are displaced; the first five become `jmp <entrance>`.
