@@ -12,7 +12,8 @@
 //!   their flags.
 //! * [`builder`]: appending instructions.
 //! * [`text`]: printing and parsing; [`verify`]: the rules; [`reach`]: the analyses behind them.
-//! * [`eval`]: running versions, and comparing them with `base`.
+//! * [`eval`]: running versions, and comparing them with `base`; [`predict`]: guessing what one
+//!   will compute.
 //! * [`opt`]: the passes. [`random`]: programs, traces and versions to try them on.
 //!
 //! `ir/README.md` has the text form with a worked example.
@@ -26,6 +27,7 @@ pub mod hostflags;
 pub mod live;
 pub mod op;
 pub mod opt;
+pub mod predict;
 pub mod random;
 pub mod reach;
 pub mod region;

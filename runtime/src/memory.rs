@@ -282,6 +282,13 @@ pub fn copy_in(addr: u64, buf: &mut [u8]) -> usize {
     buf.len() - unsafe { copy(addr, buf.as_mut_ptr() as u64, buf.len()) }
 }
 
+/// Reads up to eight bytes of guest memory, zero-extended. `None` if they cannot be read.
+pub fn read_word(addr: u64, size: u32) -> Option<u64> {
+    let mut bytes = [0; 8];
+    let wanted = bytes.get_mut(..size as usize)?;
+    (copy_in(addr, wanted) == size as usize).then(|| u64::from_le_bytes(bytes))
+}
+
 /// Copies `bytes` to guest memory at `addr`; returns the length of the prefix that could be
 /// written. A guarded page of code cannot be written by it; [`crate::changes::host::copy_out`] can
 /// write there.

@@ -42,12 +42,12 @@ mod body;
 
 use crate::entry_guards::speculate_registers;
 use crate::guests::{self, Definitions, GuestLoop};
-use crate::observe::Observation;
 use crate::policy::SpeculationPolicy;
 use crate::recorder::{AbortReason, Transfer};
 use crate::survival::Runs;
 use body::Body;
 use dynasour_guest::lift::LiftedBlock;
+use dynasour_ir::predict::{EntryState, Prediction};
 use dynasour_ir::{
     AnchorId, Block, BlockId, Context, Gpr, Inst, Loc, Op, Operand, Term, Value, Version,
 };
@@ -64,7 +64,7 @@ pub struct Step {
     pub next: u64,
     /// The values that it was predicted to compute, if the recorder searched for a loop of an
     /// interpreted program.
-    pub observed: Option<Observation>,
+    pub observed: Option<Prediction>,
 }
 
 /// What kind of trace a path makes.
@@ -89,6 +89,8 @@ pub struct Path {
     pub stable: Vec<(Gpr, u64)>,
     /// Set if the path is a loop of the program that the guest interprets.
     pub guest: Option<GuestLoop>,
+    /// The state at the head when it was recorded.
+    pub entry: EntryState,
     /// How often the guest kept to the path after the recording, if that was observed.
     pub runs: Option<Runs>,
 }

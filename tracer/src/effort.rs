@@ -3,10 +3,11 @@
 //! An *attempt* is everything from the decision to record a head to its trace or its refusal. The
 //! heads that are executed most are hot first. So if none of those was worth a trace, the other
 //! heads hardly are: each refused attempt shrinks the budget, each trace that is made restores a
-//! part of it.
+//! part of it. Attempts that make traces are paid from a budget of their own, which is larger: a
+//! program that has got one trace needs others soon, where that trace is left.
 //!
 //! Data: [`Effort`]. Each thread has one and is the only one that uses it; no lock. Invariant: time
-//! is added to `spent` only while an attempt is under way.
+//! is spent only while an attempt is under way.
 //!
 //! ```text
 //! attempt at 0x1000: refused     spent 2 ms of 8 ms + 1/25 of the thread's time
@@ -19,7 +20,8 @@
 pub struct Budget {
     /// Nanoseconds of processor time that may be spent before the guest has had any.
     pub free: u64,
-    /// One part in this many of the thread's processor time may be spent.
+    /// One part in this many of the thread's processor time may be spent on attempts that are
+    /// refused.
     pub part: u64,
 }
 
@@ -41,11 +43,19 @@ const DISCOURAGING: u64 = 16;
 /// no trace.
 const MOST_REFUSED: u64 = 64;
 
+/// One part in this many of the thread's processor time may be spent on attempts that make traces
+/// (guess; too many delay the program when its traces gain little).
+const MADE_PART: u64 = 10;
+
 /// What finding and making traces has cost one thread.
 #[derive(Debug)]
 pub struct Effort {
-    /// Nanoseconds of processor time that attempts have taken.
+    /// Nanoseconds of processor time that refused attempts have taken.
     spent: u64,
+    /// Nanoseconds of processor time that attempts have taken that made traces.
+    spent_on_traces: u64,
+    /// Has the attempt under way made a trace?
+    made: bool,
     /// Refused attempts since the last trace, and a quarter of those before it.
     refused: u64,
     /// The processor time at which the attempt under way began.
@@ -59,19 +69,22 @@ pub struct Effort {
 impl Effort {
     /// Nothing has been spent. `clock` returns the calling thread's processor time in nanoseconds.
     pub fn new(budget: Option<Budget>, clock: fn() -> u64) -> Effort {
-        Effort { spent: 0, refused: 0, since: None, budget, clock }
+        Effort { spent: 0, spent_on_traces: 0, made: false, refused: 0, since: None, budget, clock }
     }
 
     /// May another attempt be made?
     pub fn is_affordable(&self) -> bool {
         self.budget.is_none_or(|Budget { free, part }| {
-            let all = free + (self.clock)() / part;
+            let time = (self.clock)();
+            let all = free + time / part;
             self.spent < all * DISCOURAGING / (DISCOURAGING + self.refused)
+                && self.spent_on_traces < free + time / part.min(MADE_PART)
         })
     }
 
     /// Notes the result of an attempt: with `trace`, a trace was made; otherwise it was refused.
     pub fn note_result(&mut self, trace: bool) {
+        self.made |= trace;
         self.refused = if trace { self.refused / 4 } else { MOST_REFUSED.min(self.refused + 1) };
     }
 
@@ -83,7 +96,9 @@ impl Effort {
     /// Notes that no attempt is under way any more, and adds the time of the last one.
     pub fn end(&mut self) {
         if let Some(since) = self.since.take() {
-            self.spent += (self.clock)().saturating_sub(since);
+            let made = std::mem::take(&mut self.made);
+            let spent = if made { &mut self.spent_on_traces } else { &mut self.spent };
+            *spent += (self.clock)().saturating_sub(since);
         }
     }
 }
@@ -115,5 +130,9 @@ mod tests {
         effort.begin();
         effort.end();
         assert_eq!(effort.spent, 600, "from when the attempt under way began");
+        effort.since = Some(400);
+        effort.note_result(true);
+        effort.end();
+        assert_eq!((effort.spent, effort.spent_on_traces), (600, 600));
     }
 }

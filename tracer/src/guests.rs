@@ -24,8 +24,9 @@
 //! [`crate::TraceSelector`]; the recorder and the runtime call it on that thread, without a lock.
 
 use crate::build::{self, Path, Step, TraceShape};
-use crate::observe::Surroundings;
 use crate::policy::DefaultPolicy;
+use dynasour_guest::lift::LiftedBlock;
+use dynasour_ir::predict::{EntryState, Surroundings};
 use dynasour_ir::{Gpr, GuestTerm, Inst, Loc, Mem, Op, Operand, Term, Ty, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -85,12 +86,15 @@ pub struct DispatchHeads {
     found: u32,
     /// Is no loop ever searched for?
     disabled: bool,
+    /// Is the time of recordings limited, so that failures need not be?
+    timed: bool,
 }
 
 impl DispatchHeads {
-    /// An empty table. With `search` false no loop is ever searched for.
-    pub fn new(search: bool) -> DispatchHeads {
-        DispatchHeads { disabled: !search, ..DispatchHeads::default() }
+    /// An empty table. With `search` false no loop is ever searched for. With `timed`, the time of
+    /// recordings is limited, so their number is not.
+    pub fn new(search: bool, timed: bool) -> DispatchHeads {
+        DispatchHeads { disabled: !search, timed, ..DispatchHeads::default() }
     }
 
     /// Should a recording that passes `head` search for a loop of an interpreted program?
@@ -99,7 +103,7 @@ impl DispatchHeads {
     }
 
     fn may_search(&self) -> bool {
-        !self.disabled && self.failures < FREE_FAILURES * (1 + self.found)
+        !self.disabled && (self.timed || self.failures < FREE_FAILURES * (1 + self.found))
     }
 
     /// Should a recording begin at `head` now, without counting first?
@@ -183,6 +187,8 @@ impl DispatchHeads {
 /// A loop of an interpreted program.
 #[derive(Clone, Debug)]
 pub struct GuestLoop {
+    /// The values of the greens at the head.
+    pub key: Key,
     /// Greens that are registers, with their values at the head.
     pub registers: Vec<(Gpr, u64)>,
     /// Registers that had the same value at each passage of the head: bit n is register n.
@@ -201,6 +207,19 @@ pub(crate) fn dispatches(step: &Step) -> bool {
     }
 }
 
+/// May the block end in the dispatch of an interpreter? It does if it ends in an indirect jump or
+/// call that does not just go through a slot at a fixed address, as those to shared libraries do.
+pub(crate) fn may_be_dispatch(block: &LiftedBlock) -> bool {
+    let code = &block.version.blocks[0];
+    let Term::Guest(GuestTerm::Goto(target) | GuestTerm::Call { target, .. }) = &code.term else {
+        return false;
+    };
+    target.as_value().is_some_and(|v| {
+        let load = code.insts.iter().find(|i| i.op == Op::Load && i.def() == Some(v));
+        load.is_none_or(|i| i.args.iter().any(|a| a.as_const().is_none()))
+    })
+}
+
 /// The greens of a dispatch head: the state at the head from which the targets of the indirect
 /// jumps in `steps` follow. `gpr` are the registers at the start. The steps must pass the head
 /// twice, because a dispatch often depends on a value that was loaded one dispatch earlier.
@@ -212,6 +231,7 @@ pub(crate) fn find_greens(steps: &[Step], gpr: &[u64; 16]) -> Vec<Green> {
         steps: steps.to_vec(),
         stable: Vec::new(),
         guest: None,
+        entry: EntryState::default(),
         runs: None,
     };
     let Ok((version, targets)) = build::with_targets(&path, &DefaultPolicy::default()) else {

@@ -7,7 +7,6 @@
 //! * [`worth`]: is a trace better than the copied blocks that it replaces?
 //! * [`recorder`]: the state machine that records the path which the guest executes next.
 //! * [`guests`]: traces along the loops of a program that the guest interprets.
-//! * [`observe`]: predicts the values that a block computes.
 //! * [`build`]: turns a recorded path into a trace version in which every speculation is an
 //!   `assume`.
 //! * `entry_guards`: the assumptions about registers at a trace's entry.
@@ -38,7 +37,6 @@ mod entry_guards;
 pub mod guests;
 pub mod head_pauses;
 pub mod heads;
-pub mod observe;
 pub mod placement;
 pub mod policy;
 pub mod recorder;
@@ -48,10 +46,10 @@ pub mod survival;
 pub mod worth;
 
 pub use build::{BuildError, Path, Step, TraceShape};
+pub use dynasour_ir::predict::Surroundings;
 pub use effort::{Budget, Effort};
 pub use guests::{DispatchHeads, GuestLoop};
 pub use heads::{HeadTable, Heat};
-pub use observe::Surroundings;
 pub use placement::Placement;
 pub use policy::{DefaultPolicy, HEAD_THRESHOLD, SpeculationPolicy};
 pub use recorder::{AbortReason, EndReason, HeadKind, Recorder, Recording, TargetKind};

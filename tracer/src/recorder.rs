@@ -33,10 +33,10 @@
 
 use crate::build::{Path, Step, TraceShape};
 use crate::guests::{self, DispatchHeads, Green, GuestLoop, Key};
-use crate::observe::{Observation, Surroundings, observe};
 use crate::policy::SpeculationPolicy;
 use crate::short_loops;
 use dynasour_guest::lift::LiftedBlock;
+use dynasour_ir::predict::{EntryState, Prediction, Surroundings, predict};
 use dynasour_ir::{GuestTerm, Term};
 use std::rc::Rc;
 
@@ -133,6 +133,15 @@ pub enum Recording {
     Aborted(AbortReason),
 }
 
+/// Where a recording ends if its search finds nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Ending {
+    /// The number of steps until then.
+    steps: usize,
+    shape: TraceShape,
+    reason: EndReason,
+}
+
 /// One recording in progress.
 #[derive(Debug)]
 pub struct Recorder {
@@ -140,6 +149,8 @@ pub struct Recorder {
     kind: HeadKind,
     /// See [`Path::stable`].
     stable: Vec<(dynasour_ir::Gpr, u64)>,
+    /// The state at the head.
+    entry: EntryState,
     steps: Vec<Step>,
     /// Functions that the path has called and not returned from.
     callees: Vec<u64>,
@@ -154,8 +165,11 @@ pub struct Recorder {
     dispatching: bool,
     /// The search for a loop of the interpreted program.
     search: Option<Search>,
+    /// Where the recording would have ended without its search, if that began at the recording's
+    /// own head.
+    ending: Option<Ending>,
     /// The predicted values of the block that is being executed.
-    observation: Option<Observation>,
+    observation: Option<Prediction>,
 }
 
 /// Most guest instructions between a backward branch and the loop that the exit has left (guess;
@@ -163,10 +177,13 @@ pub struct Recorder {
 const MOST_AFTER_BACKWARD: usize = 40;
 /// Most guest instructions of a search for a loop of an interpreted program (guess; bounds the
 /// memory and time of a recording).
-const SEARCH_LIMIT: usize = 8000;
+const SEARCH_LIMIT: usize = 20_000;
 /// Most guest instructions of a loop of an interpreted program that becomes a trace (guess: a
 /// longer trace compiles for too long and leaves early).
-const GUEST_LIMIT: usize = 2500;
+const GUEST_LIMIT: usize = 6000;
+/// A loop that goes through fewer dispatches is an ordinary loop, unless its head is known as a
+/// dispatch head.
+const LEAST_DISPATCHES: usize = 2;
 
 /// A search for a loop of an interpreted program.
 #[derive(Debug)]
@@ -179,6 +196,15 @@ struct Search {
     dispatched: Option<(usize, u64)>,
     /// Does the head have traces of such loops already?
     has_loops: bool,
+    /// Is the head the recording's own, and not known as a dispatch head?
+    own: bool,
+}
+
+impl Search {
+    fn new(head: u64, own: bool, heads: &DispatchHeads) -> Search {
+        let has_loops = heads.has_loops(head);
+        Search { head, passages: Vec::new(), dispatched: None, has_loops, own }
+    }
 }
 
 /// One execution of the dispatch head, and the state there.
@@ -201,12 +227,14 @@ impl Recorder {
         head: u64,
         kind: HeadKind,
         stable: Vec<(dynasour_ir::Gpr, u64)>,
+        entry: EntryState,
         policy: &dyn SpeculationPolicy,
     ) -> Recorder {
         Recorder {
             head,
             kind,
             stable,
+            entry,
             steps: Vec::new(),
             instructions: 0,
             limit: policy.max_instructions(),
@@ -214,6 +242,7 @@ impl Recorder {
             backward: None,
             dispatching: false,
             search: None,
+            ending: None,
             observation: None,
         }
     }
@@ -243,20 +272,43 @@ impl Recorder {
         }
         if self.search.is_some() {
             // During a search `at_dispatch_head` and `between_passages` decide where the path ends.
+            if self.searches_at_own_head() && self.ending.is_none() {
+                let steps = self.steps.len();
+                self.ending = self
+                    .usual_end(next, transfer, target, recursion)
+                    .map(|(shape, reason)| Ending { steps, shape, reason });
+            }
             return Recording::Continue;
         }
-        if next == self.head && transfer != Transfer::Call {
-            return self.finish(TraceShape::Loop, EndReason::Cycle);
-        }
-        if let Some(backward) = self.backward {
+        if let Some(backward) = self.backward
+            && (next != self.head || transfer == Transfer::Call)
+        {
             return self.after_backward_branch(transfer, target, backward);
         }
+        match self.usual_end(next, transfer, target, recursion) {
+            Some((shape, reason)) => self.finish(shape, reason),
+            None => Recording::Continue,
+        }
+    }
+
+    /// Does the path end here, after its last step went to `next` by `transfer`, if there is no
+    /// search? With `recursion`, a function was called that is active in the path.
+    fn usual_end(
+        &mut self,
+        next: u64,
+        transfer: Transfer,
+        target: TargetKind,
+        recursion: bool,
+    ) -> Option<(TraceShape, EndReason)> {
+        if next == self.head && transfer != Transfer::Call {
+            return Some((TraceShape::Loop, EndReason::Cycle));
+        }
         if self.dispatching && self.steps.last().is_some_and(guests::dispatches) {
-            return self.finish(TraceShape::Linear, EndReason::Dispatch);
+            return Some((TraceShape::Linear, EndReason::Dispatch));
         }
         match transfer {
             Transfer::Call if recursion => {
-                return self.finish(TraceShape::Linear, EndReason::OtherHead);
+                return Some((TraceShape::Linear, EndReason::OtherHead));
             }
             Transfer::Jump { .. } if target == TargetKind::Dispatch => self.dispatching = true,
             Transfer::Jump { .. } if target == TargetKind::Short && self.may_pass(next) => {}
@@ -266,14 +318,17 @@ impl Recorder {
                 self.backward = Some((self.steps.len(), self.instructions));
             }
             Transfer::Jump { backward } if backward || target == TargetKind::Loop => {
-                return self.finish(TraceShape::Linear, EndReason::OtherHead);
+                return Some((TraceShape::Linear, EndReason::OtherHead));
             }
             _ => {}
         }
-        if self.instructions >= self.limit {
-            return self.finish(TraceShape::Linear, EndReason::Length);
-        }
-        Recording::Continue
+        (self.instructions >= self.limit).then_some((TraceShape::Linear, EndReason::Length))
+    }
+
+    /// Is a search under way that began at the recording's own head, because the path left it by an
+    /// indirect jump?
+    fn searches_at_own_head(&self) -> bool {
+        self.search.as_ref().is_some_and(|search| search.own)
     }
 
     /// As [`Recorder::step`], but goes on through dispatch loops in search of loops of an
@@ -289,9 +344,22 @@ impl Recorder {
         let arrives = Transfer::of(block, next) != Transfer::Call;
         let dispatches = matches!(target, TargetKind::Dispatch | TargetKind::LinearDispatch);
         if self.search.is_none() && dispatches && arrives && heads.wants(next) {
-            let has_loops = heads.has_loops(next);
-            self.search =
-                Some(Search { head: next, passages: Vec::new(), dispatched: None, has_loops });
+            self.search = Some(Search::new(next, false, heads));
+        } else if self.search.is_none()
+            && self.kind == HeadKind::Other
+            && guests::may_be_dispatch(block)
+            && heads.wants(self.head)
+        {
+            // This may be the handler of an interpreter: each time the interpreted program comes
+            // to it, its state is looked at.
+            self.search = Some(Search::new(self.head, true, heads));
+        }
+        if let Some(search) = self.search.as_mut().filter(|s| s.own && s.head == next && dispatches)
+        {
+            // The head has a fragment already, so a path without a loop of the interpreted program
+            // is of no use.
+            search.own = false;
+            self.ending = None;
         }
         let target = match target {
             TargetKind::LinearDispatch => TargetKind::Ordinary,
@@ -302,7 +370,7 @@ impl Recorder {
             (Recording::Continue, Some(search)) if search.head == next && arrives => {
                 self.at_dispatch_head(heads, around)
             }
-            (Recording::Continue, Some(_)) => self.between_passages(target, heads),
+            (Recording::Continue, Some(_)) => self.between_passages(heads),
             _ => recording,
         }
     }
@@ -311,7 +379,7 @@ impl Recorder {
     /// block's values are predicted.
     pub fn prepare(&mut self, block: &LiftedBlock, around: &Surroundings<'_>) {
         if self.search.is_some() {
-            self.observation = Some(observe(block, around));
+            self.observation = Some(predict(&block.version, around));
         }
     }
 
@@ -332,7 +400,10 @@ impl Recorder {
         if let (Some(earlier), Some(key)) = (earlier, &key) {
             let from = &search.passages[earlier];
             let (steps, instructions) = (from.steps, self.instructions - from.instructions);
-            if instructions > GUEST_LIMIT || !heads.add(head, key.clone()) {
+            let dispatches =
+                self.steps[steps..].iter().filter(|s| guests::may_be_dispatch(&s.block));
+            let is_plain = search.own && dispatches.count() < LEAST_DISPATCHES;
+            if is_plain || instructions > GUEST_LIMIT || !heads.add(head, key.clone()) {
                 return self.search_failed(heads);
             }
             let differing = |p: &Passage| {
@@ -345,7 +416,8 @@ impl Recorder {
                     Green::Slot(..) => None,
                 });
             let dispatch = search.dispatched.map_or(0, |(_, pc)| pc);
-            let guest = GuestLoop { registers: registers.collect(), stable, dispatch };
+            let registers = registers.collect();
+            let guest = GuestLoop { key: key.clone(), registers, stable, dispatch };
             let steps = self.steps.split_off(steps);
             let path = Path {
                 head,
@@ -353,6 +425,7 @@ impl Recorder {
                 steps,
                 stable: Vec::new(),
                 guest: Some(guest),
+                entry: around.into(),
                 runs: None,
             };
             return Recording::Done(path, EndReason::GuestLoop);
@@ -363,7 +436,7 @@ impl Recorder {
     }
 
     /// The path is between two passages of the head: it ends if the search is hopeless.
-    fn between_passages(&mut self, target: TargetKind, heads: &mut DispatchHeads) -> Recording {
+    fn between_passages(&mut self, heads: &mut DispatchHeads) -> Recording {
         let (Some(search), Some(step)) = (&mut self.search, self.steps.last()) else {
             return Recording::Continue;
         };
@@ -378,9 +451,7 @@ impl Recorder {
                 heads.set_greens(search.head, greens);
             }
         }
-        let into_loop = target == TargetKind::Loop
-            && matches!(Transfer::of(&step.block, step.next), Transfer::Jump { .. });
-        if into_loop || self.instructions > SEARCH_LIMIT {
+        if self.instructions > SEARCH_LIMIT {
             return self.search_failed(heads);
         }
         Recording::Continue
@@ -399,6 +470,13 @@ impl Recorder {
     /// Ends the search and returns the part of the path that is useful without it.
     fn end_search(&mut self) -> Recording {
         let Some(search) = self.search.take() else { return Recording::Continue };
+        if search.own {
+            let Some(Ending { steps, shape, reason }) = self.ending.take() else {
+                return Recording::Aborted(AbortReason::NoGuestLoop);
+            };
+            self.steps.truncate(steps);
+            return self.finish(shape, reason);
+        }
         let first = search.passages.first().map_or(0, |p| p.steps);
         if self.head == search.head || first == 0 {
             return Recording::Aborted(AbortReason::NoGuestLoop);
@@ -446,6 +524,9 @@ impl Recorder {
         if block.count <= 1 && self.steps.is_empty() {
             return Recording::Aborted(AbortReason::NothingToTrace);
         }
+        if self.searches_at_own_head() && self.ending.is_none() {
+            self.search = None;
+        }
         if self.search.is_some() {
             return self.end_search();
         }
@@ -466,6 +547,7 @@ impl Recorder {
             steps: std::mem::take(&mut self.steps),
             stable: std::mem::take(&mut self.stable),
             guest: None,
+            entry: self.entry,
             runs: None,
         };
         Recording::Done(path, reason)

@@ -26,13 +26,13 @@
 use crate::build::{Path, Step, TraceShape};
 use crate::guests::DispatchHeads;
 use crate::heads::{HeadTable, Heat};
-use crate::observe::Surroundings;
 use crate::policy::DefaultPolicy;
 use crate::recorder::{AbortReason, EndReason, HeadKind, Recorder, Recording, TargetKind};
 use crate::short_loops::{Probe, Verdict};
 use crate::survival::Survival;
-use crate::worth::{self, Read};
+use crate::worth::Judge;
 use dynasour_guest::lift::LiftedBlock;
+use dynasour_ir::predict::Surroundings;
 use dynasour_ir::{Gpr, GuestTerm, Term};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::rc::Rc;
@@ -94,8 +94,8 @@ pub struct TraceSelector {
     probe: Option<Probe>,
     /// A recorded path that is being observed before it is compiled.
     survival: Option<Survival>,
-    /// Reads guest code, if paths are judged by what a trace of them would save; otherwise `None`.
-    read_code: Option<Read>,
+    /// Judges paths by what a trace of them would save; `None` if they are not judged.
+    judge: Option<Judge>,
     /// Is the path that is being recorded judged?
     judges_path: bool,
     /// Heads of loops that have been probed.
@@ -108,18 +108,18 @@ pub struct TraceSelector {
 }
 
 impl TraceSelector {
-    /// A selector that has counted nothing. With `read_code`, which reads guest code, paths are
-    /// judged by what a trace of them would save.
-    pub fn new(policy: DefaultPolicy, read_code: Option<Read>) -> TraceSelector {
+    /// A selector that has counted nothing. With `judge`, paths are judged by what a trace of them
+    /// would save.
+    pub fn new(policy: DefaultPolicy, judge: Option<Judge>) -> TraceSelector {
         TraceSelector {
-            dispatch: DispatchHeads::new(policy.placement.speculate_guest_loops()),
+            dispatch: DispatchHeads::new(policy.placement.speculate_guest_loops(), judge.is_some()),
             policy,
             heads: HeadTable::default(),
             active: None,
             started: Instant::now(),
             probe: None,
             survival: None,
-            read_code,
+            judge,
             judges_path: false,
             probed: FxHashSet::default(),
             record_again: None,
@@ -128,11 +128,18 @@ impl TraceSelector {
     }
 
     /// Starts recording at a block that is about to be executed.
-    pub fn start(&mut self, block: Rc<LiftedBlock>, kind: HeadKind, stable: Vec<(Gpr, u64)>) {
+    /// `around` is the state there.
+    pub fn start(
+        &mut self,
+        block: Rc<LiftedBlock>,
+        kind: HeadKind,
+        stable: Vec<(Gpr, u64)>,
+        around: &Surroundings<'_>,
+    ) {
         self.started = Instant::now();
-        self.judges_path = self.read_code.is_some();
-        self.active =
-            Some(Active { recorder: Recorder::new(block.pc, kind, stable, &self.policy), block });
+        self.judges_path = self.judge.is_some();
+        let recorder = Recorder::new(block.pc, kind, stable, around.into(), &self.policy);
+        self.active = Some(Active { recorder, block });
     }
 
     /// Makes the path that is being recorded be compiled without being judged.
@@ -185,15 +192,22 @@ impl TraceSelector {
                 verdict => self.conclude(verdict),
             };
         }
-        if !self.survival.as_mut()?.arrive(to.pc) {
+        let survival = self.survival.as_mut()?;
+        let same_key = survival.head() != to.pc
+            || survival.guest().is_none_or(|guest| {
+                self.dispatch.key(to.pc, around).is_some_and(|key| key == guest.key)
+            });
+        if !survival.arrive(to.pc, same_key) {
             return None;
         }
         let (path, end) = self.survival.take()?.into_recording();
-        Some(if self.promises(&path) {
-            Selected::Recorded(path, end)
-        } else {
-            Selected::Aborted(path.head, AbortReason::LeavesEarly)
-        })
+        if self.promises(&path) {
+            return Some(Selected::Recorded(path, end));
+        }
+        if path.guest.is_some() {
+            self.dispatch.fail(path.head, true);
+        }
+        Some(Selected::Aborted(path.head, AbortReason::LeavesEarly))
     }
 
     /// Reports that the runtime executes the next instruction. A recording ends there.
@@ -281,10 +295,13 @@ impl TraceSelector {
     /// Decides about a recorded path: it is compiled now, observed first, or refused.
     fn recorded(&mut self, path: Path, end: EndReason) -> Option<Selected> {
         self.active = None;
-        if !self.judges_path || path.guest.is_some() {
+        if !self.judges_path {
             return Some(Selected::Recorded(path, end));
         }
         if !self.promises(&path) {
+            if path.guest.is_some() {
+                self.dispatch.fail(path.head, true);
+            }
             return Some(Selected::Aborted(path.head, AbortReason::NoGain));
         }
         self.survival = Some(Survival::new(path, end));
@@ -293,7 +310,7 @@ impl TraceSelector {
 
     /// May a trace of the path be worth making?
     fn promises(&self, path: &Path) -> bool {
-        self.read_code.is_none_or(|read| worth::promises(path, read))
+        self.judge.is_none_or(|judge| judge.promises(path))
     }
 
     /// Does the path pass its own loop's branch and leave the loop, and is it to be recorded again?

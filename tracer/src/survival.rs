@@ -16,13 +16,17 @@
 //! ```
 
 use crate::build::{Path, TraceShape};
+use crate::guests::GuestLoop;
 use crate::recorder::EndReason;
 
 /// The observation ends when the path has been entered this often (guess; more delay the trace,
 /// fewer judge by chance).
 const RUNS: u32 = 50;
 /// The observation ends after this many blocks (guess: bounds the time in the interpreter).
-const MOST_BLOCKS: u32 = 2000;
+const MOST_BLOCKS: usize = 2000;
+/// If the path is longer, the observation ends after this many times its blocks (guess: enough to
+/// tell a loop that is left at once from one that is not).
+const MOST_ROUNDS: usize = 12;
 /// Exits of the path that are told apart (guess: as many as may get side traces).
 const MOST_EXITS: usize = 6;
 /// A return to the head counts as soon within this many blocks (guess; too many count returns that
@@ -54,21 +58,25 @@ pub struct Survival {
     /// an exit that was not known.
     may_return: u32,
     runs: Runs,
-    blocks_left: u32,
+    blocks_left: usize,
 }
 
 impl Survival {
     /// An observation that starts at the end of the recording.
     pub fn new(path: Path, end: EndReason) -> Survival {
         let exits = Vec::with_capacity(MOST_EXITS);
+        let blocks_left = MOST_BLOCKS.max(MOST_ROUNDS * path.steps.len());
+        // The guest is at the head of a loop of an interpreted program, with the loop's key.
+        let is_guest_loop = path.guest.is_some();
+        let runs = Runs { entered: u32::from(is_guest_loop), ..Runs::default() };
         Survival {
             path,
             end,
-            completed_steps: None,
+            completed_steps: is_guest_loop.then_some(0),
             exits,
             may_return: 0,
-            runs: Runs::default(),
-            blocks_left: MOST_BLOCKS,
+            runs,
+            blocks_left,
         }
     }
 
@@ -77,8 +85,15 @@ impl Survival {
         self.path.head
     }
 
-    /// Reports that the block at `pc` is executed next. Returns whether enough has been observed.
-    pub fn arrive(&mut self, pc: u64) -> bool {
+    /// The path of a loop of an interpreted program, with the head's key; none for other paths.
+    pub fn guest(&self) -> Option<&GuestLoop> {
+        self.path.guest.as_ref()
+    }
+
+    /// Reports that the block at `pc` is executed next; `same_key` is false if that is the head of
+    /// a loop of an interpreted program, and the program is elsewhere. Returns whether enough has
+    /// been observed.
+    pub fn arrive(&mut self, pc: u64, same_key: bool) -> bool {
         self.blocks_left = self.blocks_left.saturating_sub(1);
         self.may_return = self.may_return.saturating_sub(1);
         if let Some(n) = self.completed_steps {
@@ -90,12 +105,13 @@ impl Survival {
         }
         if self.completed_steps == Some(self.path.steps.len()) {
             self.runs.completed += 1;
-            self.completed_steps = (self.path.shape == TraceShape::Loop).then_some(0);
+            let again = self.path.shape == TraceShape::Loop && same_key;
+            self.completed_steps = again.then_some(0);
         }
         if self.completed_steps.is_none() && pc == self.path.head {
             self.runs.entered += 1;
             self.runs.returned += u32::from(self.may_return > 0);
-            self.completed_steps = Some(0);
+            self.completed_steps = same_key.then_some(0);
         }
         self.blocks_left == 0 || self.runs.entered >= RUNS
     }
@@ -126,6 +142,7 @@ mod tests {
     use super::*;
     use crate::build::Step;
     use dynasour_guest::lift::{Bytes, MAX_BLOCK, lift_block};
+    use dynasour_ir::predict::EntryState;
     use std::rc::Rc;
 
     const HEAD: u64 = 0x1000;
@@ -142,13 +159,14 @@ mod tests {
             steps,
             stable: Vec::new(),
             guest: None,
+            entry: EntryState::default(),
             runs: None,
         };
         Survival::new(path, EndReason::Cycle)
     }
 
     fn runs(survival: &mut Survival, pcs: &[u64]) -> Option<Runs> {
-        assert!(!pcs.iter().any(|pc| survival.arrive(*pc)), "there is more to come");
+        assert!(!pcs.iter().any(|pc| survival.arrive(*pc, true)), "there is more to come");
         Some(survival.runs)
     }
 
@@ -173,9 +191,9 @@ mod tests {
     #[test]
     fn observations_end() {
         let mut s = survival();
-        assert!((0..MOST_BLOCKS).any(|_| s.arrive(0x9000)));
+        assert!((0..MOST_BLOCKS).any(|_| s.arrive(0x9000, true)));
         let mut s = survival();
-        assert!((0..2 * RUNS).any(|n| s.arrive(if n % 2 == 0 { HEAD } else { 0x9000 })));
+        assert!((0..2 * RUNS).any(|n| s.arrive(if n % 2 == 0 { HEAD } else { 0x9000 }, true)));
         assert_eq!(s.into_recording().0.runs.map(|r| r.entered), Some(RUNS));
     }
 }

@@ -4,11 +4,11 @@
 //! trace that saves less than its entries and exits cost makes the guest slower, and making it
 //! costs as much as executing it some hundred thousand times. So a recorded path is judged three
 //! times, each time with more knowledge:
-//! * as it was recorded, by what a trace could save at best ([`promises`]); most paths of optimised
+//! * as it was recorded, by what a trace could save at best ([`Judge::promises`]); most paths of optimised
 //!   code are refused here;
 //! * by how often the guest was seen to keep to the path ([`crate::survival`]);
 //! * as a fragment, by the cost of its code and of the blocks' ([`dynasour_guest::cost`]):
-//!   [`pays`].
+//!   [`Judge::pays`].
 //!
 //! A path that is left by few exits, and whose head is reached again soon, will have side traces.
 //! Together they are a *tree*. What a tree saves on accesses to memory counts little, because such
@@ -42,6 +42,8 @@ pub type Read = fn(u64, &mut [u8]) -> usize;
 
 /// Cost of an indirect transfer of copied blocks beyond the instruction: jump and checked entry.
 const INDIRECT: i64 = 8;
+/// Cost of an indirect transfer of the guest's own code beyond the instruction.
+const INDIRECT_IN_PLACE: i64 = 2;
 /// Cost of entering and leaving a fragment.
 const ENTRY_AND_EXIT: i64 = 30;
 /// Cost of an exit to a side trace.
@@ -75,23 +77,68 @@ pub fn keeps_a_frame(pc: u64, read: Read) -> bool {
     bytes.strip_prefix(&ENDBR64).unwrap_or(bytes).starts_with(&FRAME)
 }
 
-/// May a trace of this path be worth making?
-pub fn promises(path: &Path, read: Read) -> bool {
-    let (cost, indirect) = of_blocks(path, read);
-    let (all, frames) = (i64::from(cost.all), i64::from(cost.frames));
-    suffices(path, all + indirect, frames + (all - frames) * ORDINARY / 100, indirect)
+/// Judges paths and their traces.
+#[derive(Clone, Copy, Debug)]
+pub struct Judge {
+    /// Reads guest code.
+    pub read: Read,
+    /// Do traces replace the guest's own code, where it stands? Otherwise they replace copied
+    /// blocks.
+    pub in_place: bool,
 }
 
-/// Is a fragment of this cost worth having? A side trace (`side`) and a linear fragment of
-/// unoptimised code are linked to other fragments, so entering and leaving them costs little.
-pub fn pays(path: &Path, cost: u32, side: bool, read: Read) -> bool {
-    let (copied, indirect) = of_blocks(path, read);
-    let linked = side || is_unoptimised(path, copied);
-    let (copied, cost) = (i64::from(copied.all), i64::from(cost));
-    if linked {
-        cost < copied + indirect + SIDE_EXIT
-    } else {
-        suffices(path, copied + indirect, copied - cost, indirect)
+impl Judge {
+    /// May a trace of this path be worth making?
+    pub fn promises(&self, path: &Path) -> bool {
+        let (cost, indirect) = self.of_blocks(path);
+        let (all, frames) = (i64::from(cost.all), i64::from(cost.frames));
+        suffices(path, all + indirect, frames + (all - frames) * ORDINARY / 100, indirect)
+    }
+
+    /// Is a fragment of this cost worth having? A side trace (`side`) and a linear fragment of
+    /// unoptimised code are linked to other fragments, so entering and leaving them costs little.
+    pub fn pays(&self, path: &Path, cost: u32, side: bool) -> bool {
+        let (blocks, indirect) = self.of_blocks(path);
+        let linked = side || is_unoptimised(path, blocks);
+        let (blocks, cost) = (i64::from(blocks.all), i64::from(cost));
+        if linked {
+            cost < blocks + indirect + SIDE_EXIT
+        } else {
+            suffices(path, blocks + indirect, blocks - cost, indirect)
+        }
+    }
+
+    /// The figures by which [`Judge::pays`] judges, for the log.
+    pub fn figures(&self, path: &Path, cost: u32) -> String {
+        let (blocks, indirect) = self.of_blocks(path);
+        format!("costs {cost}, its blocks {} + {indirect}, {:?}", blocks.all, path.runs)
+    }
+
+    /// The cost of the copied blocks of a path, and the additional cost of those of their indirect
+    /// transfers that a trace does not perform.
+    fn of_blocks(&self, path: &Path) -> (Cost, i64) {
+        let (mut sum, mut indirect) = (Cost::default(), 0);
+        let each = if self.in_place { INDIRECT_IN_PLACE } else { INDIRECT };
+        for (n, step) in path.steps.iter().enumerate() {
+            let block = &step.block;
+            let mut bytes = vec![0; (block.end - block.pc) as usize];
+            let len = (self.read)(block.pc, &mut bytes);
+            let cost = cost::of_code(&bytes[..len]);
+            sum.all += cost.all;
+            sum.frames += cost.frames;
+            let is_indirect = match &block.version.blocks[0].term {
+                Term::Guest(GuestTerm::Goto(to) | GuestTerm::Call { target: to, .. }) => {
+                    to.as_const().is_none()
+                }
+                Term::Guest(GuestTerm::Ret(_)) => true,
+                _ => false,
+            };
+            // A linear trace performs the transfer that it ends with.
+            if is_indirect && (n + 1 < path.steps.len() || path.shape == TraceShape::Loop) {
+                indirect += each;
+            }
+        }
+        (sum, indirect)
     }
 }
 
@@ -100,12 +147,6 @@ pub fn pays(path: &Path, cost: u32, side: bool, read: Read) -> bool {
 fn is_unoptimised(path: &Path, blocks: Cost) -> bool {
     let early = path.runs.is_none() && path.shape == TraceShape::Linear;
     early && 100 * i64::from(blocks.frames) >= UNOPTIMISED * i64::from(blocks.all)
-}
-
-/// The figures by which [`pays`] judges, for the log.
-pub fn figures(path: &Path, cost: u32, read: Read) -> String {
-    let (copied, indirect) = of_blocks(path, read);
-    format!("costs {cost}, its blocks {} + {indirect}, {:?}", copied.all, path.runs)
 }
 
 /// Does a trace of a path that costs `all` save enough, if each execution saves `indirect` on
@@ -124,45 +165,33 @@ fn suffices(path: &Path, all: i64, ordinary: i64, indirect: i64) -> bool {
             completed,
         );
     }
+    let saved = completed * (ordinary + indirect) - entered.max(1) * ENTRY_AND_EXIT;
+    let pays_alone = exceeds(saved, LEAST, completed);
+    if path.guest.is_some() {
+        // Its exits lead on in the interpreted program; few of them lead back to this loop.
+        return pays_alone;
+    }
     // In a tree, a way out that returns to the head is a side trace, so it is not a new entry.
     let (rounds, entries) = (entered + completed, (entered - returned).max(1));
     let tree = rounds * (100 * indirect + TREE * ordinary) / 100;
-    exceeds(completed * (ordinary + indirect) - entered.max(1) * ENTRY_AND_EXIT, LEAST, completed)
-        || exceeds(tree - returned * SIDE_EXIT - entries * ENTRY_AND_EXIT, LEAST, rounds)
-}
-
-/// The cost of the copied blocks of a path, and the additional cost of those of their indirect
-/// transfers that a trace does not perform.
-fn of_blocks(path: &Path, read: Read) -> (Cost, i64) {
-    let (mut sum, mut indirect) = (Cost::default(), 0);
-    for (n, step) in path.steps.iter().enumerate() {
-        let block = &step.block;
-        let mut bytes = vec![0; (block.end - block.pc) as usize];
-        let len = read(block.pc, &mut bytes);
-        let cost = cost::of_code(&bytes[..len]);
-        sum.all += cost.all;
-        sum.frames += cost.frames;
-        let is_indirect = match &block.version.blocks[0].term {
-            Term::Guest(GuestTerm::Goto(to) | GuestTerm::Call { target: to, .. }) => {
-                to.as_const().is_none()
-            }
-            Term::Guest(GuestTerm::Ret(_)) => true,
-            _ => false,
-        };
-        // A linear trace performs the transfer that it ends with.
-        if is_indirect && (n + 1 < path.steps.len() || path.shape == TraceShape::Loop) {
-            indirect += INDIRECT;
-        }
-    }
-    (sum, indirect)
+    pays_alone || exceeds(tree - returned * SIDE_EXIT - entries * ENTRY_AND_EXIT, LEAST, rounds)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dynasour_ir::predict::EntryState;
 
     fn path(shape: TraceShape, runs: Option<Runs>) -> Path {
-        Path { head: 0x1000, shape, steps: Vec::new(), stable: Vec::new(), guest: None, runs }
+        Path {
+            head: 0x1000,
+            shape,
+            steps: Vec::new(),
+            stable: Vec::new(),
+            guest: None,
+            entry: EntryState::default(),
+            runs,
+        }
     }
 
     fn runs(entered: u32, completed: u32, returned: u32) -> Option<Runs> {

@@ -4,6 +4,7 @@
 use dynasour_guest::lift::{Bytes, LiftedBlock, MAX_BLOCK, lift_block};
 use dynasour_ir::eval::{Leave, Machine, ModelMachine, NoHooks, State, run};
 use dynasour_ir::opt::{OptOptions, optimise};
+use dynasour_ir::predict::EntryState;
 use dynasour_ir::verify::assert_valid;
 use dynasour_ir::{Context, Op};
 use dynasour_tracer::{
@@ -70,14 +71,25 @@ impl Interpreter {
         Rc::new(lift_block(pc, &Bytes { start: CODE, bytes: &self.bytes }, MAX_BLOCK))
     }
 
-    /// Records from the head until the recorder is done.
+    /// Records from the head, which is known as a dispatch head, until the recorder is done.
     fn record(
         &mut self,
         state: &mut State,
         heads: &mut DispatchHeads,
     ) -> Result<(Path, EndReason), String> {
+        self.record_from(state, heads, TargetKind::Dispatch)
+    }
+
+    /// Records from the head, of which this is known, until the recorder is done.
+    fn record_from(
+        &mut self,
+        state: &mut State,
+        heads: &mut DispatchHeads,
+        known: TargetKind,
+    ) -> Result<(Path, EndReason), String> {
         let policy = DefaultPolicy::default();
-        let mut recorder = Recorder::new(self.head, HeadKind::Other, Vec::new(), &policy);
+        let entry = EntryState { gpr: state.gpr, ..EntryState::default() };
+        let mut recorder = Recorder::new(self.head, HeadKind::Other, Vec::new(), entry, &policy);
         let mut block = self.block(self.head);
         loop {
             let leave =
@@ -94,8 +106,7 @@ impl Interpreter {
                 segments: [0; 2],
                 read: &read,
             };
-            let target =
-                if next == self.head { TargetKind::Dispatch } else { TargetKind::Ordinary };
+            let target = if next == self.head { known } else { TargetKind::Ordinary };
             match recorder.step_through(&block, next, target, heads, &around) {
                 Recording::Continue => {}
                 Recording::Done(path, end) => return Ok((path, end)),
@@ -142,6 +153,28 @@ fn the_loop_of_the_program_becomes_a_trace_without_dispatches() {
     // `again`.
     let guards = body.iter().filter(|i| i.op == Op::Assume).count();
     assert!(guards <= 11, "{guards} guards\n{version}");
+}
+
+#[test]
+fn a_head_that_is_left_by_an_indirect_jump_is_searched_at_once() {
+    let mut interpreter = Interpreter::new(&[0, 0, 1, 0, 2, 3]);
+    let mut heads = DispatchHeads::default();
+    let (path, end) =
+        interpreter.record_from(&mut state(), &mut heads, TargetKind::Ordinary).unwrap();
+    assert_eq!((end, path.steps.len()), (EndReason::GuestLoop, 10));
+    let registers = path.guest.unwrap().registers;
+    assert!(registers.iter().all(|(g, value)| path.entry.gpr[g.number()] == *value));
+}
+
+#[test]
+fn where_the_search_fails_the_path_ends_as_without_it() {
+    // Each iteration of the program has one dispatch: that is an ordinary loop.
+    let mut interpreter = Interpreter::new(&[2, 3]);
+    let mut heads = DispatchHeads::default();
+    let (path, end) =
+        interpreter.record_from(&mut state(), &mut heads, TargetKind::Ordinary).unwrap();
+    assert_eq!((end, path.shape, path.steps.len()), (EndReason::Cycle, TraceShape::Loop, 2));
+    assert!(path.guest.is_none());
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use dynasour_guest::lift::{Bytes, LiftedBlock, MAX_BLOCK, lift_block};
 use dynasour_ir::eval::check::{Checked, Code, Limits, check};
 use dynasour_ir::eval::{Leave, ModelMachine, NoHooks, State, run};
+use dynasour_ir::predict::EntryState;
 use dynasour_ir::verify::assert_valid;
 use dynasour_ir::{Context, Effects, Fact, Inst, Operand, Version};
 use dynasour_tracer::{
@@ -60,7 +61,7 @@ impl Program {
             .filter(|g| stable & (1 << g.number()) != 0)
             .map(|g| (g, state.gpr[g.number()]))
             .collect();
-        let mut recorder = Recorder::new(head, kind, stable, &policy);
+        let mut recorder = Recorder::new(head, kind, stable, EntryState::default(), &policy);
         let mut pc = head;
         loop {
             let block = self.lifted(pc).expect("the program stays in its code");
@@ -310,6 +311,7 @@ fn a_restartable_instruction_has_an_anchor_at_its_own_pc() {
         steps: vec![Step { block, next: CODE, observed: None }],
         stable: Vec::new(),
         guest: None,
+        entry: EntryState::default(),
         runs: None,
     };
     let version = build::build(&path, "t1", Context::default(), &DefaultPolicy::default())

@@ -19,6 +19,9 @@
 //! to each other through one pointer, loads too; one guard before the first access of a span serves
 //! all of them, so that stores to the group can sink past the span.
 //!
+//! A guard that would fail in the state in which the version will be entered ([`crate::predict`]) is
+//! not made: the two do alias.
+//!
 //! What pays: a guard whose address does not change in the loop costs nothing, because value
 //! numbering removes it against its copy in the peeled iteration. Any other guard costs an
 //! addition, a comparison and a never-taken branch in each iteration. So the pass makes at most as
@@ -32,6 +35,7 @@ use super::shape::{BODY, ENTRY, Shape, normalise};
 use crate::alias::{Access, Addresses, Linear, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
+use crate::predict::{Prediction, predict, value_of};
 use crate::types::{Operand, Ty, Value};
 use crate::version::{Inst, Version};
 use rustc_hash::FxHashSet;
@@ -68,8 +72,10 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
     if groups.is_empty() {
         return 0;
     }
-    protect(version, ENTRY, &groups, &mut addresses)
-        + protect(version, BODY, &groups, &mut addresses)
+    // Values that the pass adds are not needed: guards compute them from others.
+    let predicted = options.entry.as_ref().map_or_else(Vec::new, |entry| predict(version, entry));
+    protect(version, ENTRY, &groups, &predicted, &mut addresses)
+        + protect(version, BODY, &groups, &predicted, &mut addresses)
 }
 
 /// One access of a block.
@@ -196,6 +202,7 @@ fn protect(
     version: &mut Version,
     block: usize,
     groups: &[Group],
+    predicted: &Prediction,
     addresses: &mut Addresses,
 ) -> usize {
     let mut added = 0;
@@ -213,10 +220,11 @@ fn protect(
                     continue;
                 }
                 let before = out.len();
-                let Some(predicate) = guard(version, &mut out, addresses, &span.range, group)
-                else {
+                let Some(misses) = Misses::new(addresses, &span.range, group) else { continue };
+                if misses.holds(predicted) == Some(false) {
                     continue;
-                };
+                }
+                let predicate = misses.emit(version, &mut out);
                 if !is_defined(version, block, &out, before) {
                     // The values from which the group's address is computed are defined after this
                     // access: no guard.
@@ -253,28 +261,43 @@ fn is_defined(version: &Version, block: usize, out: &[Inst], from: usize) -> boo
         .all(|v| defined.contains(&v))
 }
 
-/// Appends the computation of the predicate "the accesses at `location` miss the group".
-fn guard(
-    version: &mut Version,
-    out: &mut Vec<Inst>,
-    addresses: &Addresses,
-    location: &Location,
-    group: &Group,
-) -> Option<Operand> {
-    let mut x = addresses.difference(location, &group.range)?;
-    if x.terms.is_empty() {
-        return None;
+/// The predicate "an access misses a group": `least <= sum`, unsigned.
+struct Misses {
+    least: u64,
+    sum: Linear,
+}
+
+impl Misses {
+    /// For the access at `location`. None if the two addresses cannot be compared, or need not.
+    fn new(addresses: &Addresses, location: &Location, group: &Group) -> Option<Misses> {
+        let mut sum = addresses.difference(location, &group.range)?;
+        if sum.terms.is_empty() {
+            return None;
+        }
+        let w = u64::from(location.size) - 1;
+        sum.offset = sum.offset.wrapping_add(w);
+        Some(Misses { least: u64::from(group.range.size) + w, sum })
     }
-    let w = u64::from(location.size) - 1;
-    x.offset = x.offset.wrapping_add(w);
-    let mut emit = |op: Op, ty: Ty, args: &[Operand]| -> Operand {
-        let v = version.value(ty);
-        // Comparisons carry the type of their operands.
-        out.push(Inst::new(op, Ty::I64, Some(v), args));
-        v.into()
-    };
-    let sum = materialise(&x, |op, args| emit(op, Ty::I64, args));
-    Some(emit(Op::LeU, Ty::I1, &[Operand::Const(u64::from(group.range.size) + w), sum]))
+
+    /// Does it hold with these values? None if that is not known.
+    fn holds(&self, values: &Prediction) -> Option<bool> {
+        let sum = self.sum.terms.iter().try_fold(self.sum.offset, |sum, (v, factor)| {
+            Some(sum.wrapping_add(value_of(values, (*v).into())?.wrapping_mul(*factor)))
+        })?;
+        Some(self.least <= sum)
+    }
+
+    /// Appends its computation.
+    fn emit(&self, version: &mut Version, out: &mut Vec<Inst>) -> Operand {
+        let mut emit = |op: Op, ty: Ty, args: &[Operand]| -> Operand {
+            let v = version.value(ty);
+            // Comparisons carry the type of their operands.
+            out.push(Inst::new(op, Ty::I64, Some(v), args));
+            v.into()
+        };
+        let sum = materialise(&self.sum, |op, args| emit(op, Ty::I64, args));
+        emit(Op::LeU, Ty::I1, &[Operand::Const(self.least), sum])
+    }
 }
 
 /// Instructions that compute a linear form with at least one term.

@@ -97,6 +97,7 @@ pub use inline::{InlineError, inline};
 pub use shape::{Shape, normalise};
 pub use speculation::{Assumption, resume, specialise};
 
+use crate::predict::Surroundings;
 use crate::version::Version;
 use std::time::{Duration, Instant};
 
@@ -120,6 +121,9 @@ pub struct OptOptions<'a> {
     pub chain_width: usize,
     /// May the pipeline add guards against aliasing?
     pub alias_guards: bool,
+    /// The state in which the version will probably be entered: guards that would fail in it are
+    /// not added.
+    pub entry: Option<Surroundings<'a>>,
     /// May `delay` move guards down past instructions that may fault on the guard's anchor? Then an
     /// access that the guard was to prevent may fault. That is right, because the fault takes the
     /// same anchor, but dearer than a guard that fails.
@@ -135,6 +139,7 @@ impl Default for OptOptions<'_> {
             peel_limit: 1500,
             chain_width: 4,
             alias_guards: true,
+            entry: None,
             delay_past_faults: true,
         }
     }

@@ -14,10 +14,11 @@
 //! [`NO_FRAGMENT`]: the head is counted. When it is hot, `edge` returns [`Selected::Hot`], and the
 //! interpreter stops before the block.
 
-use crate::config::{RunConfig, SAMPLED_EDGES};
+use crate::config::{RunConfig, SAMPLED_EDGES, Tier};
 use crate::interp::{BlockEntry, EdgeKind, Policy, Watch};
 use crate::memory;
 use dynasour_guest::ThreadContext;
+use dynasour_tracer::worth::Judge;
 use dynasour_tracer::{
     AbortReason, DefaultPolicy, HeadKind, NextBlock, Selected, Surroundings, TargetKind,
     TraceSelector,
@@ -67,7 +68,7 @@ impl Selector {
     pub fn new(config: &RunConfig, untraced: fn() -> std::ops::Range<u64>) -> Selector {
         let policy =
             DefaultPolicy { head_threshold: config.threshold(), placement: config.placement };
-        let weighs = config.measures_paths().then_some(memory::fetch_code as _);
+        let weighs = config.measures_paths().then(|| judge(config));
         Selector {
             traces: TraceSelector::new(policy, weighs),
             copies_blocks: config.copies_blocks(),
@@ -123,7 +124,7 @@ impl Selector {
     ) -> Option<Selected> {
         let head = if kind == EdgeKind::Call { HeadKind::Function } else { HeadKind::Other };
         if let Some(stable) = self.traces.take_again(to.pc) {
-            self.traces.start(to.lifted(), head, stable);
+            self.traces.start(to.lifted(), head, stable, &surroundings(context));
             return None;
         }
         if is_head(kind, from, to.pc) { self.count(context, to, head) } else { None }
@@ -186,6 +187,11 @@ impl Selector {
     }
 }
 
+/// Judges traces by what they replace.
+pub fn judge(config: &RunConfig) -> Judge {
+    Judge { read: memory::fetch_code, in_place: config.tier == Tier::Direct }
+}
+
 /// Does an edge of this kind from `from` to `to` lead to a trace head?
 fn is_head(kind: EdgeKind, from: u64, to: u64) -> bool {
     match kind {
@@ -206,12 +212,8 @@ pub fn is_warm(block: &mut BlockEntry, counts: u32) -> bool {
 }
 
 /// The guest state that a recording may read.
-fn surroundings(context: &ThreadContext) -> Surroundings<'_> {
-    let read = &|address: u64, size: u32| {
-        let mut bytes = [0; 8];
-        let wanted = bytes.get_mut(..size as usize)?;
-        (memory::copy_in(address, wanted) == size as usize).then(|| u64::from_le_bytes(bytes))
-    };
+pub fn surroundings(context: &ThreadContext) -> Surroundings<'_> {
+    let read = &memory::read_word;
     let segments = [context.fs_base, context.gs_base];
     Surroundings { gpr: &context.gpr, rflags: context.rflags, segments, read }
 }
@@ -235,7 +237,7 @@ impl Policy for Selector {
             return self.executes(context, to);
         }
         if to.user >= DISPATCH_FRAGMENT && self.traces.dispatch.wants_now(to.pc) {
-            self.traces.start(to.lifted(), HeadKind::Other, Vec::new());
+            self.traces.start(to.lifted(), HeadKind::Other, Vec::new(), &surroundings(context));
             return None;
         }
         if self.sampled > 0 {

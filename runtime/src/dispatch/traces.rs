@@ -23,7 +23,7 @@ use super::Dispatcher;
 use super::fragments::{Arrival, Failure, SideRequest, StubWork};
 use super::select::{
     COPIED_BLOCK, DISPATCH_FRAGMENT, LINEAR_DISPATCH_FRAGMENT, LINEAR_FRAGMENT, LOOP_FRAGMENT,
-    NO_FRAGMENT,
+    NO_FRAGMENT, surroundings,
 };
 use crate::config::{Stage, Tier};
 use crate::memory;
@@ -52,7 +52,8 @@ impl Dispatcher {
                 if self.machine.fragments().is_some_and(|mut f| f.find_version(pc).is_some()) {
                     self.mark(pc);
                 } else if let Ok(entry) = self.interp.entry(pc) {
-                    self.selector.traces.start(entry.lifted(), kind, stable);
+                    let around = surroundings(context);
+                    self.selector.traces.start(entry.lifted(), kind, stable, &around);
                 }
             }
             Selected::Recorded(path, end) => {
@@ -288,7 +289,8 @@ impl Dispatcher {
                 } else {
                     HeadKind::Other
                 };
-                self.selector.traces.start(entry.lifted(), kind, Vec::new());
+                let around = surroundings(context);
+                self.selector.traces.start(entry.lifted(), kind, Vec::new(), &around);
                 self.selector.traces.compile_unjudged();
                 self.effort.begin();
                 self.side_request = Some(side);

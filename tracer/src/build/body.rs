@@ -14,9 +14,9 @@
 //! the anchor `a2` of its own.
 
 use super::{BuildError, Origins, Path, State, Step, TraceShape, base_insts, varmap};
-use crate::observe::Observation;
 use crate::placement::BranchAnchor;
 use crate::recorder::AbortReason;
+use dynasour_ir::predict::Prediction;
 use dynasour_ir::{
     Anchor, AnchorId, Builder, Effects, Gpr, GuestTerm, Inst, Loc, Mem, NativeId, Op, Operand,
     Term, Ty, Value, Version,
@@ -228,7 +228,7 @@ impl<'v, 'w> Body<'v, 'w> {
         &mut self,
         inst: &Inst,
         index: usize,
-        observed: &Observation,
+        observed: &Prediction,
         map: &mut [Option<Operand>],
     ) -> Result<(), BuildError> {
         let Some(def) = inst.def().filter(|_| inst.op == Op::Load || inst.op.is_pure()) else {

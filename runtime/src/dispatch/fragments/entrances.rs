@@ -21,6 +21,9 @@ impl Fragments {
             return None;
         }
         let entrance = self.emitter.entrance(pc, end, code).ok()??;
+        // If there was a block at `pc`, the emitter has replaced it, and links to `pc` lead to the
+        // new one.
+        self.lead_to_first(pc);
         if let (Some(_), Some(block)) = (&self.chaos, self.emitter.block_at(entrance)) {
             self.emitter.unlink_block(block);
         }

@@ -25,7 +25,7 @@ use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
 use dynasour_emitter::{EmitError, EntryState, ExitId};
 use dynasour_ir::opt::OptOptions;
 use dynasour_ir::{Context, Fact, Version};
-use dynasour_tracer::{AbortReason, Path, SpeculationPolicy, TraceShape, build, worth};
+use dynasour_tracer::{AbortReason, Path, SpeculationPolicy, TraceShape, build};
 use std::time::Instant;
 
 /// What a trace is compiled for, and under which assumptions.
@@ -169,6 +169,9 @@ impl Fragments {
             // The end of the trace leads to its last target, which is a head from now on.
             self.emitter.make_head(last.next);
         }
+        if path.guest.is_some() {
+            self.dispatching.insert(path.head);
+        }
         if path.shape == TraceShape::Loop {
             self.stats.loop_fragments += 1;
         }
@@ -184,18 +187,16 @@ impl Fragments {
     /// Is code of this cost, compiled from `path`, worth having?
     fn pays(&self, cost: u32, path: &Path, is_side_trace: bool) -> bool {
         // A path to a dispatching head leads from one loop of an interpreted program to the next.
-        // It is not judged, and neither are such loops.
+        // It is not judged.
         let between = path.steps.last().is_some_and(|last| self.dispatching.contains(&last.next));
-        if !self.weighs || path.guest.is_some() || between {
-            return true;
-        }
-        let pays = worth::pays(path, cost, is_side_trace, memory::fetch_code);
+        let Some(judge) = self.judge.filter(|_| !between) else { return true };
+        let pays = judge.pays(path, cost, is_side_trace);
         if self.logs.worth {
             eprintln!(
                 "dynasour: {:#x}, {:?} {}: {pays}",
                 path.head,
                 path.shape,
-                worth::figures(path, cost, memory::fetch_code)
+                judge.figures(path, cost)
             );
         }
         pays
@@ -223,7 +224,9 @@ impl Plan {
         log(config, Stage::Trace, || version.to_string());
         let alias_guards = self.is_first_version || path.guest.is_some();
         let (passes, skip) = (config.passes.clone(), config.skip_passes.clone());
-        let options = OptOptions { passes, skip, alias_guards, ..OptOptions::default() };
+        let read = &memory::read_word;
+        let entry = Some(path.entry.with(read));
+        let options = OptOptions { passes, skip, alias_guards, entry, ..OptOptions::default() };
         let optimising = Instant::now();
         during(Phase::Optimise, || policy.placement().optimise(&mut version, &options));
         self.times.optimise = nanoseconds(optimising);

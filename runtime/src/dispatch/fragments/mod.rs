@@ -55,12 +55,14 @@ mod transitions;
 use crate::changes::CodePages;
 use crate::changes::host;
 use crate::config::{RunConfig, Stage, Tier};
+use crate::dispatch::select::judge;
 use crate::kernel::entry::ways_out;
 use crate::observe::stats::Stats;
 use chaos::Forcing;
 use dynasour_emitter::blocks::{BlockId, HeadCounts};
 use dynasour_emitter::{Config, Diversion, EmitError, Emitter, ExitId, FragmentId, PendingStore};
 use dynasour_guest::ThreadContext;
+use dynasour_tracer::worth::Judge;
 use head_counting::HeadCounting;
 pub use links::StubWork;
 use links::exits::Exits;
@@ -147,8 +149,8 @@ pub struct Fragments {
     /// Does guest code run in place? Then [`Fragments::copies`] is true, and native code leads to
     /// it as it would to blocks.
     in_place: bool,
-    /// Are traces refused that cost more than they save?
-    weighs: bool,
+    /// Refuses traces that cost more than they save; `None` if none are refused.
+    judge: Option<Judge>,
     /// Traces built so far, for naming and `--only-trace`.
     traces: u32,
     logs: Logs,
@@ -207,7 +209,7 @@ impl Fragments {
             chaos: config.chaos.map(Forcing::new),
             copies: config.copies_blocks(),
             in_place: config.tier == Tier::Direct,
-            weighs: config.weighs_traces(),
+            judge: config.weighs_traces().then(|| judge(config)),
             traces: 0,
             logs: Logs::new(config),
             generation: 0,

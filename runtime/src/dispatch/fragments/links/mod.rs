@@ -55,9 +55,10 @@ impl Fragments {
         }
     }
 
-    /// Do fragments run among copied blocks, so that links lead to places?
+    /// Do fragments run among copied blocks or among guest code in place, so that links lead to
+    /// places?
     pub(super) fn has_places(&self) -> bool {
-        self.heads.threshold != 0
+        self.heads.threshold != 0 || self.in_place
     }
 
     /// What [`policy::allowed`] needs to know of an exit.
@@ -184,7 +185,13 @@ impl Fragments {
             // The target is not copied yet. It will be when the exit is left next, so this time
             // does not count.
             self.exits.uncount(exit);
-            return after;
+            return match after {
+                // In place, it is copied only if a link is to lead there.
+                AfterNative::Continue(Arrival::Ordinary) if self.in_place => {
+                    AfterNative::Continue(Arrival::Link)
+                }
+                after => after,
+            };
         }
         let counted = u64::from(threshold - EXITS_BEFORE_STUB);
         let to = Destination::Body(pc);

@@ -1,16 +1,16 @@
-//! Predicts the values that a block is about to compute, without executing it.
+//! Predicts the values that code is about to compute, without executing it.
 //!
-//! While a recording searches for a loop of an interpreted program ([`crate::guests`]) it needs the
-//! values that the path loads and tests. The interpreter does not keep them. So before the
-//! interpreter executes a block, this module evaluates the block on the registers and memory that
-//! it will find: pure operations by [`semantics`], loads by reading guest memory, stores in a list.
-//! A value that cannot be known (a native's result, a load after a native that writes memory) is
-//! `None`.
+//! Speculation needs to know what a path will see. While a recording searches for a loop of an
+//! interpreted program, the recorder wants the values that each block loads and tests; and the
+//! optimiser wants to know which of the guards that it could add would fail at once. So this module
+//! evaluates IR on registers and memory: pure operations by [`semantics`], loads by reading guest
+//! memory, stores in a list. A value that cannot be known (a native's result, a load after a native
+//! that writes memory) is `None`.
 //!
 //! **Data.** One evaluation owns its values and stores; guest state is only read. **Invariant.**
-//! The values are guesses that the trace guards, so no result depends on their being right; another
-//! thread may change the memory at any time. **Callers.** The recorder, on the recording thread; no
-//! lock.
+//! The values are guesses that guards check, so no result depends on their being right; another
+//! thread may change the memory at any time. **Callers.** The recorder, on the recording thread, and
+//! the pass `alias`; no lock.
 //!
 //! ```text
 //! v0 = get.i64 rbx             Some(0x10)
@@ -18,11 +18,12 @@
 //! v2 = native n0 …             None
 //! ```
 
-use dynasour_guest::lift::LiftedBlock;
-use dynasour_ir::{Effects, Inst, Loc, Op, Operand, Segment, semantics};
+use crate::version::{Effects, Inst, Segment, Term, Version};
+use crate::{BlockId, Loc, Op, Operand, semantics};
 use smallvec::SmallVec;
 
-/// The state that a block is about to be executed in.
+/// The state that code is about to be executed in.
+#[derive(Clone, Copy)]
 pub struct Surroundings<'a> {
     /// General registers by number.
     pub gpr: &'a [u64; 16],
@@ -34,12 +35,37 @@ pub struct Surroundings<'a> {
     pub read: &'a dyn Fn(u64, u32) -> Option<u64>,
 }
 
-/// For each value of a base block, its predicted value if there is one.
-pub type Observation = Vec<Option<u64>>;
+/// The registers of a state, which can be kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct EntryState {
+    /// General registers by number.
+    pub gpr: [u64; 16],
+    /// The rflags image.
+    pub rflags: u64,
+    /// FS and GS base.
+    pub segments: [u64; 2],
+}
 
-/// Predicts the values of `block`.
-pub fn observe(block: &LiftedBlock, around: &Surroundings<'_>) -> Observation {
-    let version = &block.version;
+impl EntryState {
+    /// This state, with the memory that `read` reads.
+    pub fn with<'a>(&'a self, read: &'a dyn Fn(u64, u32) -> Option<u64>) -> Surroundings<'a> {
+        Surroundings { gpr: &self.gpr, rflags: self.rflags, segments: self.segments, read }
+    }
+}
+
+impl From<&Surroundings<'_>> for EntryState {
+    fn from(around: &Surroundings<'_>) -> EntryState {
+        EntryState { gpr: *around.gpr, rflags: around.rflags, segments: around.segments }
+    }
+}
+
+/// For each value of a version, its predicted value if there is one.
+pub type Prediction = Vec<Option<u64>>;
+
+/// Predicts the values of a version that is entered in the state `around` and goes from block to
+/// block by jumps. Where a block comes for the second time, or control may go elsewhere, the
+/// prediction ends.
+pub fn predict(version: &Version, around: &Surroundings<'_>) -> Prediction {
     let mut e = Evaluation {
         around,
         values: vec![None; version.types.len()],
@@ -48,16 +74,43 @@ pub fn observe(block: &LiftedBlock, around: &Surroundings<'_>) -> Observation {
         stored: SmallVec::new(),
         memory_known: true,
     };
-    for inst in &version.blocks[0].insts {
-        e.inst(inst, |native| version.natives[native].effects);
+    let Some(entry) = version.blocks.first() else { return e.values };
+    for (param, loc) in entry.params.iter().zip(&version.entry_locs) {
+        e.values[param.index()] = e.location(*loc);
+    }
+    // Jumps lead to later blocks until they close a loop.
+    let mut next = Some(BlockId(0));
+    while let Some(this) = next {
+        let block = &version.blocks[this.index()];
+        for inst in &block.insts {
+            e.inst(inst, |native| version.natives[native].effects);
+        }
+        next = match &block.term {
+            Term::Jump { to, args } if to.index() > this.index() => {
+                let args: SmallVec<[_; 16]> = args.iter().map(|a| e.operand(*a)).collect();
+                for (param, value) in version.blocks[to.index()].params.iter().zip(args) {
+                    e.values[param.index()] = value;
+                }
+                Some(*to)
+            }
+            _ => None,
+        };
     }
     e.values
+}
+
+/// The predicted value of an operand.
+pub fn value_of(values: &Prediction, operand: Operand) -> Option<u64> {
+    match operand {
+        Operand::Const(c) => Some(c),
+        Operand::Value(v) => values.get(v.index()).copied().flatten(),
+    }
 }
 
 /// The state of the evaluation, in the middle of the block. `None` stands for what is not known.
 struct Evaluation<'a> {
     around: &'a Surroundings<'a>,
-    values: Observation,
+    values: Prediction,
     gpr: [Option<u64>; 16],
     flags: Option<u64>,
     /// Address, size and value of stores, oldest first.
@@ -68,9 +121,14 @@ struct Evaluation<'a> {
 
 impl Evaluation<'_> {
     fn operand(&self, o: Operand) -> Option<u64> {
-        match o {
-            Operand::Const(c) => Some(c),
-            Operand::Value(v) => self.values[v.index()],
+        value_of(&self.values, o)
+    }
+
+    fn location(&self, loc: Loc) -> Option<u64> {
+        match loc {
+            Loc::Gpr(g) => self.gpr[g.number()],
+            Loc::Flags => self.flags,
+            _ => None,
         }
     }
 
@@ -102,8 +160,7 @@ impl Evaluation<'_> {
 
     fn inst(&mut self, inst: &Inst, effects: impl Fn(usize) -> Effects) {
         let value = match inst.op {
-            Op::Get(Loc::Gpr(g)) => self.gpr[g.number()],
-            Op::Get(Loc::Flags) => self.flags,
+            Op::Get(loc) => self.location(loc),
             Op::Put(Loc::Gpr(g)) => {
                 self.gpr[g.number()] = self.operand(inst.args[0]);
                 None
