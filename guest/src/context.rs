@@ -91,6 +91,9 @@ pub struct ThreadContext {
     /// The selector of syscall user dispatch (manual: prctl(2)): 0 allows the thread's system calls,
     /// 1 makes each raise SIGSYS. It is 1 only while guest code runs in place.
     pub dispatch_selector: AtomicU8,
+    /// 1 if guest code has run in place since the runtime was left. Ways out of native code store it
+    /// together with the selector and the two bytes of padding that follow.
+    pub went_in_place: AtomicU8,
     /// Why guest code that ran in place was left; the runtime defines the values.
     pub in_place_left: AtomicU64,
     /// The guest pc at which it was left.

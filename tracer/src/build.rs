@@ -47,6 +47,7 @@ use crate::recorder::{AbortReason, Transfer};
 use crate::survival::Runs;
 use body::Body;
 use dynasour_guest::lift::LiftedBlock;
+use dynasour_guest::lift::class::sets_x87_pointer;
 use dynasour_ir::predict::{EntryState, Prediction};
 use dynasour_ir::{
     AnchorId, Block, BlockId, Context, Gpr, Inst, Loc, Op, Operand, Term, Value, Version,
@@ -99,6 +100,12 @@ impl Path {
     /// Does the path go through an indirect jump or an indirect call?
     pub fn jumps_indirectly(&self) -> bool {
         self.steps.iter().any(guests::dispatches)
+    }
+
+    /// Does it execute x87 instructions that note where they are?
+    pub fn sets_x87_pointer(&self) -> bool {
+        let natives = self.steps.iter().flat_map(|step| &step.block.version.natives);
+        natives.into_iter().any(|native| sets_x87_pointer(native.inst.code()))
     }
 }
 

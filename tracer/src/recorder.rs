@@ -55,6 +55,8 @@ pub enum AbortReason {
     NoAnchor,
     /// The code is in the vDSO, whose loads must never be removed.
     Vdso,
+    /// Guest code runs in place, where it could see that an x87 instruction was executed elsewhere.
+    X87InPlace,
     /// Plain stores may change the code.
     WritableCode,
     /// The emitter refused the trace.

@@ -21,6 +21,7 @@ use crate::changes::trampolines;
 use crate::kernel::process::System;
 use crate::memory;
 use dynasour_guest::decode::{Decoded, Fetch, Reader};
+use dynasour_guest::lift::class::sets_x87_pointer;
 use rustc_hash::FxHashMap;
 
 /// The heads of traces at which a thread wants patches.
@@ -69,6 +70,10 @@ fn displaced(pc: u64, code: &dyn Fetch) -> Option<Displaced> {
     let (mut here, mut lengths) = (pc, Vec::new());
     while here < pc + LEN as u64 {
         let Decoded::Inst(inst) = reader.decode(here) else { return None };
+        if sets_x87_pointer(inst.code()) {
+            // It would note the address of its copy, which code in place can see.
+            return None;
+        }
         lengths.push(inst.len());
         here += inst.len() as u64;
     }

@@ -50,6 +50,7 @@ use crate::kernel::entry::in_place::{self, Left};
 use crate::kernel::process;
 use crate::kernel::process::{Outcome, System};
 use crate::kernel::signal;
+use crate::kernel::x87_pointer;
 use crate::observe::profile::{Phase, during};
 use dynasour_emitter::ExitReason;
 use dynasour_emitter::blocks::CounterId;
@@ -138,6 +139,7 @@ impl Dispatcher {
             let ended = match self.next_execution(context, &*code) {
                 Execution::Native(entry) => {
                     let point = entry.point;
+                    context.went_in_place.store(0, Ordering::Relaxed);
                     // SAFETY: `context` is this thread's, and GS points to it; the code is not
                     // dropped while this thread is in the cache.
                     let left = during(Phase::Native, || unsafe { point.run(context) });
@@ -145,6 +147,7 @@ impl Dispatcher {
                 }
                 Execution::InPlace => {
                     self.peer.enter_in_place();
+                    context.went_in_place.store(1, Ordering::Relaxed);
                     // SAFETY: the context is this thread's, GS points to it, and dispatch is on.
                     // What patches lead to is not dropped while this thread is in the cache.
                     let left = during(Phase::Native, || unsafe { in_place::run(context) });
@@ -276,6 +279,10 @@ impl Dispatcher {
         if left == ExitReason::InPlace {
             drop(fragments);
             return Some(Ended::InPlace(self.after_in_place(context)));
+        }
+        if context.went_in_place.load(Ordering::Relaxed) != 0 {
+            // Guest code in place may have executed x87 instructions; no trace there does.
+            x87_pointer::loaded(context);
         }
         let after = match fragments.after_native(left, context, &self.selector.traces.policy) {
             Ok(after) => after,

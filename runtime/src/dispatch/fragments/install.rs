@@ -76,6 +76,9 @@ impl Fragments {
         if self.retired {
             return Err(Failure::Stale);
         }
+        if self.in_place && path.sets_x87_pointer() {
+            return Err(Failure::Refused(AbortReason::X87InPlace));
+        }
         // The recorder limits the number of loops of an interpreted program.
         if path.guest.is_none() && self.is_full(path.head, policy) {
             return Err(Failure::Refused(AbortReason::TooManyVersions));

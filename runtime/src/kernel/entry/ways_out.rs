@@ -1,10 +1,12 @@
 //! Ways out of native code into guest code in place.
 //!
 //! ```text
-//!  0   mov  byte gs:[dispatch_selector], 1    system calls are blocked from now on
-//!  9   jmp  PC                                or: jmp [rip + 9]
+//!  0   mov  dword gs:[dispatch_selector], 0x101   system calls are blocked from now on
+//! 12   jmp  PC                                    or: jmp [rip + 6]
 //! 24   PC
 //! ```
+//!
+//! The same store sets `went_in_place`, which is the next byte.
 //!
 //! A way out begins in canonical state and changes no register, so each offset stands for the guest
 //! state at PC. They lie behind the stubs of system calls ([`super::call_stubs`]) and stay for good:
@@ -26,7 +28,7 @@ const SLOT: u64 = 32;
 /// The offset of PC.
 const PC: u64 = 24;
 /// The offset of the jump.
-const JUMP: u64 = 9;
+const JUMP: u64 = 12;
 
 /// Makes way out number `number`, which leads to `pc`. Returns its address; none if there is no
 /// room, or if memory cannot be written.
@@ -37,9 +39,9 @@ pub fn make(number: u32, pc: u64) -> Option<u32> {
         return None;
     }
     let mut code = Vec::with_capacity(SLOT as usize);
-    code.extend([0x65, 0xc6, 0x04, 0x25]);
+    code.extend([0x65, 0xc7, 0x04, 0x25]);
     code.extend((offset::DISPATCH_SELECTOR as u32).to_le_bytes());
-    code.push(super::in_place::BLOCK);
+    code.extend([super::in_place::BLOCK, 1, 0, 0]);
     match i32::try_from(pc.wrapping_sub(at + JUMP + 5) as i64) {
         Ok(distance) => {
             code.push(0xe9);
@@ -80,8 +82,8 @@ mod tests {
             let code = unsafe { std::slice::from_raw_parts(at as *const u8, PC as usize) };
             let mut decoder = Decoder::with_ip(64, code, at, DecoderOptions::NONE);
             let block = decoder.decode();
-            assert_eq!(block.code(), iced_x86::Code::Mov_rm8_imm8);
-            assert_eq!(block.immediate8(), 1);
+            assert_eq!(block.code(), iced_x86::Code::Mov_rm32_imm32);
+            assert_eq!(block.immediate32(), 0x101);
             let jump = decoder.decode();
             assert_eq!(jump.ip(), at + JUMP);
             if number == 0 {
