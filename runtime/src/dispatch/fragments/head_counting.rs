@@ -7,6 +7,8 @@
 //! as its pause would last. When another head's pause is to begin, that head becomes the sentinel,
 //! and the pause of the former one begins.
 //!
+//! Targets of indirect jumps are heads, too, unless they look like places where functions return to.
+//!
 //! Data: [`HeadCounting`], part of [`Fragments`]. Invariant: links to a head in the queue of pauses
 //! lead to its block, past its counter, unless the block is gone. The caller holds the lock of the
 //! fragments.
@@ -16,6 +18,7 @@
 //! seconds later. A's pause is over by then, and links to A lead to its counter again.
 
 use super::Fragments;
+use crate::memory;
 use dynasour_emitter::blocks::{CounterId, HeadCounts};
 use dynasour_emitter::ticks;
 use dynasour_tracer::head_pauses::{HeadCount, INTERVAL, Next, PAUSE, SOON};
@@ -149,5 +152,63 @@ impl Fragments {
             }
         }
         self.links_changed();
+    }
+}
+
+/// Do the bytes before `pc` look like a call, so that `pc` is probably where a function returns to?
+pub(super) fn follows_call(pc: u64) -> bool {
+    let mut before = [0; 7];
+    let start = pc.wrapping_sub(before.len() as u64);
+    memory::fetch_code(start, &mut before) == before.len() && ends_in_call(&before)
+}
+
+/// Do the bytes end in `call rel32` or `call r/m64`?
+fn ends_in_call(bytes: &[u8; 7]) -> bool {
+    let is_indirect = |len: usize| {
+        let [opcode, modrm, ..] = bytes[7 - len..] else { return false };
+        let (mode, memory) = (modrm >> 6, modrm & 7);
+        let address = match (mode, memory) {
+            (3, _) => 0,
+            (0, 5) => 4,
+            (0, 4) => 1,
+            (0, _) => 0,
+            (1, 4) => 2,
+            (1, _) => 1,
+            (_, 4) => 5,
+            (_, _) => 4,
+        };
+        opcode == 0xff && modrm >> 3 & 7 == 2 && len == 2 + address
+    };
+    bytes[2] == 0xe8 || (2..=7).any(is_indirect)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use iced_x86::code_asm::*;
+
+    #[test]
+    fn calls_are_known_by_their_last_bytes() {
+        type Add = fn(&mut CodeAssembler) -> Result<(), IcedError>;
+        let ends: [(Add, bool); 10] = [
+            (|a| a.call(0x1234), true),
+            (|a| a.call(rax), true),
+            (|a| a.call(r11), true),
+            (|a| a.call(qword_ptr(rbx)), true),
+            (|a| a.call(qword_ptr(rbx + 8)), true),
+            (|a| a.call(qword_ptr(r12 + 0x1000)), true),
+            (|a| a.call(qword_ptr(rax + rcx * 8 + 0x1000)), true),
+            (|a| a.jmp(rax), false),
+            (|a| a.jmp(qword_ptr(rax)), false),
+            (|a| a.ret(), false),
+        ];
+        for (n, (add, is_call)) in ends.into_iter().enumerate() {
+            let mut a = CodeAssembler::new(64).unwrap();
+            (0..7).for_each(|_| a.nop().unwrap());
+            add(&mut a).unwrap();
+            let code = a.assemble(0x1000).unwrap();
+            let end = code[code.len() - 7..].try_into().unwrap();
+            assert_eq!(ends_in_call(&end), is_call, "{n}: {code:x?}");
+        }
     }
 }

@@ -24,6 +24,7 @@
 //! returns its entry.
 
 use super::chaos::Forced;
+use super::head_counting::follows_call;
 use super::{FragmentError, Fragments, SideRequest, perform_store};
 use crate::interp::noncanonical;
 use crate::observe::stats::DeoptReason;
@@ -185,7 +186,12 @@ impl Fragments {
             Arrival::WithoutProgress => self.emitter.copy_block(pc, code)?,
             Arrival::Indirect(via) => {
                 self.emitter.expect_indirect(pc, via);
-                self.emitter.copy(pc, code)?
+                let copied = self.emitter.copy(pc, code)?;
+                if !follows_call(pc) {
+                    // In an interpreter with a dispatch in each handler no branch goes backward.
+                    self.emitter.make_head(pc);
+                }
+                copied
             }
             Arrival::Ordinary | Arrival::Link | Arrival::End(_) => self.emitter.copy(pc, code)?,
         };
