@@ -30,8 +30,8 @@ use crate::ir::IrArgs;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use dynasour_runtime::config::{
-    Chaos, Count, EntryCheck, Limit, Placement, Returns, RunConfig, Sampling, Stage, Tier,
-    parse_pass, parse_trace_pass, placement,
+    Chaos, Count, EntryCheck, Limit, Placement, RaceMode, Returns, RunConfig, Sampling, Stage,
+    Tier, parse_pass, parse_trace_pass, placement,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -246,6 +246,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", conflicts_with = "sample",
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
     sample_hz: Option<u32>,
+    /// With --tier full or direct: how a new trace races with the code that it replaces, before it is
+    /// kept: measured (the faster of the two stays), off (every trace stays), or for tests: trace,
+    /// floor (the verdict is forced), swap (the race never ends)
+    #[arg(long, default_value_t = RaceMode::default(), value_name = "MODE")]
+    race: RaceMode,
     /// With --tier direct: make no traces
     #[arg(long)]
     no_traces: bool,
@@ -336,6 +341,10 @@ impl RunArgs {
             (!is_direct && self.sample != Sampling::default(), "--sample"),
             (!is_direct && self.sample_hz.is_some(), "--sample-hz"),
             (!is_direct && self.no_traces, "--no-traces"),
+            (
+                !matches!(self.tier, Tier::Direct | Tier::Full) && self.race != RaceMode::default(),
+                "--race",
+            ),
         ];
         given.into_iter().find(|(is_given, _)| *is_given).map(|(_, option)| option)
     }
@@ -361,6 +370,9 @@ impl RunArgs {
         let sampling = self.sample_hz.map_or(self.sample, Sampling::Hz);
         if sampling != Sampling::default() {
             option("--sample", sampling.to_string());
+        }
+        if self.race != RaceMode::default() {
+            option("--race", self.race.to_string());
         }
         option("--policy", self.policy.name().to_string());
         if let Some(chaos) = self.chaos {
@@ -416,6 +428,7 @@ impl RunArgs {
             placement: self.policy,
             chaos: self.chaos,
             sampling,
+            race: self.race,
             traces_in_place: self.tier == Tier::Direct && !self.no_traces,
             log: self.log.into_iter().collect::<BTreeSet<_>>(),
             passes: self.passes,

@@ -105,6 +105,49 @@ impl FromStr for Sampling {
     }
 }
 
+/// How a new trace races with the code that it replaces.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum RaceMode {
+    /// Both run by turns, and the faster one stays.
+    #[default]
+    Measured,
+    /// There are no races: every trace stays.
+    Off,
+    /// For tests: there is a race, and the trace wins.
+    Trace,
+    /// For tests: there is a race, and the trace loses.
+    Floor,
+    /// For tests: the race never ends. The sides change at each visit of the runtime.
+    Swap,
+}
+
+impl RaceMode {
+    const NAMES: [(RaceMode, &str); 5] = [
+        (RaceMode::Measured, "measured"),
+        (RaceMode::Off, "off"),
+        (RaceMode::Trace, "trace"),
+        (RaceMode::Floor, "floor"),
+        (RaceMode::Swap, "swap"),
+    ];
+}
+
+impl fmt::Display for RaceMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = RaceMode::NAMES.iter().find(|(mode, _)| mode == self);
+        f.write_str(name.map_or("", |(_, name)| name))
+    }
+}
+
+impl FromStr for RaceMode {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<RaceMode, String> {
+        let mode = RaceMode::NAMES.iter().find(|(_, name)| *name == s);
+        mode.map(|(mode, _)| *mode)
+            .ok_or_else(|| "expected measured, off, trace, floor or swap".to_string())
+    }
+}
+
 impl Tier {
     /// Executions of a trace head before it is recorded, if the user gives no threshold.
     pub fn head_threshold(self) -> u32 {
@@ -283,6 +326,8 @@ pub struct RunConfig {
     pub chaos: Option<Chaos>,
     /// How guest code in place is sampled.
     pub sampling: Sampling,
+    /// How traces race with what they replace.
+    pub race: RaceMode,
     /// Are traces made of guest code in place?
     pub traces_in_place: bool,
     /// Stages whose messages are written to stderr.
@@ -329,6 +374,20 @@ impl RunConfig {
     /// within a budget of compile time? A user who asks for early traces gets all of them.
     pub fn weighs_traces(&self) -> bool {
         self.measures_paths() || self.interprets_first()
+    }
+
+    /// Do new traces race with what they replace? Those of a user who asks for particular traces or
+    /// counts do not, unless the race is asked for, too.
+    pub fn races(&self) -> bool {
+        match self.race {
+            RaceMode::Off => false,
+            RaceMode::Measured => self.measures_paths() && self.count.is_none(),
+            RaceMode::Trace | RaceMode::Floor | RaceMode::Swap => {
+                matches!(self.tier, Tier::Full | Tier::Direct)
+                    && self.chaos.is_none()
+                    && self.count.is_none()
+            }
+        }
     }
 
     /// Before a trace is made, is it measured how often the guest follows the recorded path?

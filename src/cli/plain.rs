@@ -10,7 +10,7 @@
 //! Example: `--tier direct --cache-size 67108864 --argv0=ls -- /bin/ls -l`.
 
 use super::{RunArgs, parse_size};
-use dynasour_runtime::config::{Returns, Sampling, Tier, placement};
+use dynasour_runtime::config::{RaceMode, Returns, Sampling, Tier, placement};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
@@ -46,6 +46,7 @@ pub fn parse(line: &[OsString]) -> Option<RunArgs> {
             b"cache-size" => args.cache_size = parse_size(value.to_str()?).ok()?,
             b"policy" => args.policy = placement::placement(value.to_str()?).ok()?,
             b"sample" => args.sample = parsed(value)?,
+            b"race" => args.race = parsed(value)?,
             b"argv0" => args.argv0 = Some(value.to_owned()),
             b"seccomp" => args.seccomp = Some(parsed(value)?),
             b"address-space" => args.address_space = Some(parsed(value)?),
@@ -71,6 +72,7 @@ fn defaults(command: &[OsString]) -> RunArgs {
         chaos: None,
         sample: Sampling::default(),
         sample_hz: None,
+        race: RaceMode::default(),
         no_traces: false,
         stats: false,
         stats_json: None,

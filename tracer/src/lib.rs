@@ -39,6 +39,7 @@ pub mod head_pauses;
 pub mod heads;
 pub mod placement;
 pub mod policy;
+pub mod race;
 pub mod recorder;
 pub mod selector;
 pub mod short_loops;

@@ -18,6 +18,7 @@
 //! to it lead to a counter that is set to 50. The fiftieth execution leaves, and the runtime
 //! records a trace.
 
+use super::gates::{RACE_WORDS, RaceWord};
 use super::removal::Key;
 use super::stack_returns::Landings;
 use super::{BODY, Block, Blocks, FIRST_COUNTER, Link, NONE, STUB};
@@ -32,7 +33,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Counters of 8 bytes (guess; if it is too low, later heads are not counted and get no traces).
-const COUNTERS: usize = 1 << 16;
+const COUNTERS: usize = (1 << 16) - RACE_WORDS;
 
 /// Identifies a counter, until the next flush.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,7 +104,7 @@ impl Heads {
 
     pub fn new(cache: &Range<u64>) -> Heads {
         Heads {
-            words: Words::new(cache, COUNTERS),
+            words: Words::new(cache, COUNTERS + RACE_WORDS),
             counters: Vec::new(),
             free: Vec::new(),
             counts: HeadCounts::default(),
@@ -120,6 +121,11 @@ impl Heads {
     /// The subject of the counter of this number.
     pub fn counts_of(&self, counter: u32) -> Option<Counted> {
         self.counters.get(counter as usize).map(|counter| counter.counts)
+    }
+
+    /// The words, and the number of the word of the race.
+    pub fn race_word(&self, word: RaceWord) -> Option<(&Words, usize)> {
+        self.words.as_ref().map(|words| (words, COUNTERS + word as usize))
     }
 
     pub fn are_counted(&self) -> bool {

@@ -23,6 +23,7 @@
 mod checked_entries;
 mod fast_decode;
 mod fault_state;
+pub(crate) mod gates;
 mod gs_operands;
 mod head_counters;
 mod in_place;

@@ -68,8 +68,8 @@ pub(crate) struct Place {
     pub(crate) is_head: bool,
     /// Was it found by a call?
     pub(crate) is_called: bool,
-    /// The indices of its block and of its head's counter, [`NONE`] if there is none.
-    pub(crate) made: [u32; 2],
+    /// The indices of its block, of its head's counter, and of its gate, [`NONE`] if there is none.
+    pub(crate) made: [u32; 3],
     /// Has it checked entries that belong to no block?
     pub(crate) has_checks: bool,
     /// The address of its way out, 0 if it has none ([`super::in_place`]).
@@ -137,7 +137,7 @@ impl Blocks {
                 expected: None,
                 is_head: false,
                 is_called: false,
-                made: [NONE; 2],
+                made: [NONE; 3],
                 has_checks: false,
                 way_out: 0,
             };

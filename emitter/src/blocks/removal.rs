@@ -52,8 +52,15 @@ impl Key {
     const BLOCK: u8 = 0;
     /// A checked entry for the carrier 0; those of other carriers follow.
     const CHECKS: u8 = 2;
+    /// A gate.
+    const GATE: u8 = Self::CHECKS + Via::COUNT as u8;
     /// The key of a counter.
     pub const COUNTER: Key = Key { kind: 1, links: 1, hot: 0, cold: 0 };
+
+    /// The key of a gate with this number of bytes, of which a slot in the cache has exactly as many.
+    pub fn of_gate(bytes: usize) -> Key {
+        Key { kind: Self::GATE, links: 1, hot: bytes as u16, cold: 0 }
+    }
 
     /// The key of a block with these numbers of bytes, links, and bytes of cold memory.
     pub fn of_block(bytes: usize, links: usize, cold: usize) -> Key {
@@ -238,7 +245,7 @@ impl Blocks {
     ) {
         let base = self.base;
         let p = &mut self.places[place as usize];
-        let (pc, made) = (p.pc, std::mem::replace(&mut p.made, [NONE; 2]));
+        let (pc, made) = (p.pc, std::mem::replace(&mut p.made, [NONE; 3]));
         let (registered, has_checks) =
             (std::mem::take(&mut p.registered), std::mem::take(&mut p.has_checks));
         (p.block, p.prefix) = (0, 0);

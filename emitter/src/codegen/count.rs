@@ -45,6 +45,45 @@ pub(crate) fn code() -> (Vec<u8>, [usize; 2]) {
     (code, [load, store])
 }
 
+/// A register of the guest's and the value that it has where an iteration starts: its number and the
+/// value. It is neither rcx nor rsp.
+pub(crate) type KeyRegister = (u8, u64);
+
+/// As [`code`], but counts only if the register of `key` has its value.
+pub(crate) fn code_if(key: Option<KeyRegister>) -> (Vec<u8>, [usize; 2]) {
+    let Some((register, value)) = key else { return code() };
+    let saved = offset::STUB_SAVE + 8 * SAVE;
+    let mut counting = Vec::with_capacity(18);
+    counting.mov_from(RCX, Mem::relative());
+    let load = counting.len() - 4;
+    counting.lea(RCX, Mem::at(RCX).plus(1));
+    counting.mov_to(Mem::relative(), RCX);
+    let store = counting.len() - 4;
+    let mut code = Vec::with_capacity(64);
+    code.store(RCX, saved);
+    code.mov_imm_64(RCX, value.wrapping_neg());
+    code.lea(RCX, Mem::at(RCX).index(register, 0));
+    // Equal: to the counting. Not equal: over it.
+    code.jrcxz_over(2);
+    code.jmp_over(counting.len() as i8);
+    let before = code.len();
+    code.extend(&counting);
+    code.load(RCX, saved);
+    (code, [before + load, before + store])
+}
+
+/// How a trace counts the starts of iterations, for a race.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Starts {
+    /// The trace is entered at the start of an iteration if this register has its value; always if
+    /// there is none.
+    pub key: Option<KeyRegister>,
+    /// The address of the word that counts starts at the entry.
+    pub entered: u64,
+    /// The address of the word that counts starts at the head of the loop.
+    pub looped: u64,
+}
+
 /// The length of the code that counts, if `bytes` start with it.
 pub fn length_at(bytes: &[u8]) -> Option<usize> {
     let (code, fields) = code();

@@ -13,7 +13,7 @@
 
 use crate::asm::{Asm, Assembler, FIELD, Mem, RAX, RCX, RDX, RSP};
 use crate::codegen::Host;
-use crate::codegen::count::{self, What};
+use crate::codegen::count::{self, KeyRegister, What};
 use crate::codegen::encoded::{
     Encoded, EncodedEnd, EncodedGuard, EncodedRecord, EncodedTail, Homes, Target,
 };
@@ -200,6 +200,11 @@ impl Emit<'_> {
         if self.host.counts && self.is_loop_head(b) {
             self.count(What::Iterations);
         }
+        if let Some(starts) = self.host.starts
+            && self.is_loop_head(b)
+        {
+            self.count_start(None, starts.looped);
+        }
         let still = self.exits.leaves_out(self.f.block_insns(Block::new(b)).last());
         for item in self.out.block_insts_and_edits(self.f, Block::new(b)) {
             match item {
@@ -253,6 +258,9 @@ impl Emit<'_> {
         let last = std::mem::take(&mut self.last);
         match &m.kind {
             Kind::FragmentEntry => {
+                if let Some(starts) = self.host.starts {
+                    self.count_start(starts.key, starts.entered);
+                }
                 for &(r, s) in &self.homes.save {
                     save(self.code(), r, s);
                 }
@@ -405,6 +413,18 @@ impl Emit<'_> {
         for field in fields {
             self.code().relocate_at(start + field as u32, Target::Word(what));
         }
+    }
+
+    /// Adds one to the word of a race, if the register of `key` has its value.
+    fn count_start(&mut self, key: Option<KeyRegister>, word: u64) {
+        let start = self.at();
+        let (code, fields) = count::code_if(key);
+        self.code().put(&code);
+        for field in fields {
+            self.code().relocate_at(start + field as u32, Target::Address(word));
+        }
+        self.r.starts.push((start, code.len() as u32));
+        self.last = None;
     }
 
     fn count_site(&mut self, site: Option<Site>, what: fn(u32) -> What) {

@@ -83,6 +83,8 @@ pub struct Encoded {
     pub unlinked: Vec<(u32, u32)>,
     /// The tails of indirect trace ends.
     pub tails: Vec<EncodedTail>,
+    /// What counts starts in the hot code: offset and bytes.
+    pub starts: Vec<(u32, u32)>,
 }
 
 /// A trace end.

@@ -115,6 +115,8 @@ pub(crate) struct Host {
     pub checked: Piece,
     /// Do fragments count what they execute ([`crate::fragment::counting`])?
     pub counts: bool,
+    /// How the trace counts starts, if there is a race.
+    pub starts: Option<count::Starts>,
     /// Do indirect ends store which transfer they are?
     pub names_transfers: bool,
 }

@@ -10,6 +10,7 @@
 //! | [`copies`] | copied blocks: made, entered, removed, counted |
 //! | [`links`] | which code leads where; the verifier |
 //! | [`counts`] | what fragments have counted |
+//! | [`race`] | a trace and its blocks by turns |
 //! | [`listing`] | disassembly |
 //!
 //! A fragment's life: [`Emitter::place`] makes it of compiled code. [`Emitter::enter`] runs it
@@ -29,6 +30,7 @@ mod counts;
 pub mod links;
 mod listing;
 mod placing;
+pub mod race;
 
 use crate::blocks::{self, Blocks, CounterId, LOADED, LinkId, WayOut};
 use crate::cache::{Cache, writer};

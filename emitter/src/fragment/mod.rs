@@ -176,6 +176,8 @@ pub struct Fragment {
     pub(crate) tails: Box<[Tail]>,
     /// What its words count, if it counts.
     pub tally: Option<Box<Tally>>,
+    /// What counts starts while a race judges it: addresses and bytes.
+    pub(crate) starts: Box<[(u64, u32)]>,
     /// Unlinkings that have not been undone. While there are any, its links lead out.
     pub(crate) unlinked: AtomicU32,
 }

@@ -371,6 +371,11 @@ fn give_up_copy(page: u64, of_file: &[u8]) {
     unsafe { raw(&Call::new(libc::SYS_madvise, &[page, PAGE, libc::MADV_DONTNEED as u64])) };
 }
 
+/// May several threads or processes execute this memory?
+pub fn is_shared() -> bool {
+    SHARED.load(Ordering::SeqCst)
+}
+
 /// From now on other threads may execute the code that is patched. Called before there is one.
 pub fn set_shared() {
     SHARED.store(true, Ordering::SeqCst);

@@ -106,6 +106,9 @@ impl Dispatcher {
             return;
         }
         let Some(mut fragments) = self.machine.fragments() else { return };
+        if fragments.has_lost(head) {
+            return;
+        }
         let Some(entrance) = fragments.entrance(head, end, &*code) else { return };
         let to = match trampoline {
             None => entrance,

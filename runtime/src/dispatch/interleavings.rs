@@ -24,7 +24,7 @@ use dynasour_ir::Trap;
 use super::{Dispatcher, Machine, Stop};
 use crate::changes::scheduler::{Scheduler, explore, when_performing};
 use crate::changes::{Code, CodePages};
-use crate::config::{RunConfig, Sampling, Tier};
+use crate::config::{RaceMode, RunConfig, Sampling, Tier};
 use crate::interp;
 use crate::kernel::process::{Config, Inherited, Outcome, System};
 use crate::kernel::signal::{self, FaultHooks};
@@ -310,6 +310,7 @@ pub(super) fn config(tier: Tier) -> RunConfig {
         placement: crate::config::placement::DEFAULT,
         chaos: None,
         sampling: Sampling::default(),
+        race: RaceMode::Off,
         traces_in_place: false,
         log: Default::default(),
         passes: None,

@@ -52,6 +52,7 @@ mod interpreter_stops;
 mod machine;
 mod native_code;
 mod peers;
+mod race;
 mod report;
 mod select;
 mod stretch;
@@ -77,6 +78,7 @@ use fragments::{Arrival, FragmentError, SideRequest};
 use idle_dispatchers::IdleDispatcher;
 use in_place::InPlace;
 use peers::Peer;
+use race::Racing;
 use select::Selector;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -101,6 +103,8 @@ pub struct Dispatcher {
     in_place: InPlace,
     /// The heads that guest code in place is to be led to.
     entrances: Entrances,
+    /// The race of the thread's newest trace.
+    racing: Racing,
 }
 
 impl Dispatcher {
@@ -126,6 +130,7 @@ impl Dispatcher {
             arrival: Arrival::default(),
             in_place: InPlace::default(),
             entrances: Entrances::default(),
+            racing: Racing::default(),
         };
         dispatcher.count_heads();
         Ok(dispatcher)
@@ -159,6 +164,7 @@ impl Dispatcher {
                 system.process.threads().stand_still(|| ());
             }
             self.prepare_in_place(context, system);
+            self.step_race(context, system);
             let outcome = if !self.peer.enter(context) {
                 self.forget_posted();
                 Outcome::Continue

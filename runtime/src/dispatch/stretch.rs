@@ -89,6 +89,8 @@ pub(super) enum Ended {
     Full,
     /// Guest code in place was left.
     InPlace(Left),
+    /// A window of a race is over, or a race can begin.
+    Race,
     /// The thread is outside already, and other threads have posted ranges to it.
     Outside,
 }
@@ -132,10 +134,17 @@ impl Dispatcher {
     /// Executes guest code until something has to be handled outside.
     fn run_stretch(&mut self, context: &mut ThreadContext) -> Ended {
         let code = self.interp.code();
+        // A stretch executes something before a race is looked at again.
+        let mut progressed = false;
         loop {
             if context.pending.load(Ordering::Relaxed) != 0 {
                 return Ended::Stopped(Stop::Pending);
             }
+            let is_recording = self.selector.traces.is_recording();
+            if !is_recording && self.racing.is_due(self.machine.config.race) && progressed {
+                return Ended::Race;
+            }
+            progressed = true;
             let ended = match self.next_execution(context, &*code) {
                 Execution::Native(entry) => {
                     let point = entry.point;
@@ -341,7 +350,7 @@ impl Dispatcher {
                 return None;
             }
             // The caller has handled it.
-            Ended::InPlace(_) | Ended::Outside => return None,
+            Ended::InPlace(_) | Ended::Race | Ended::Outside => return None,
         };
         match stop {
             Stop::Policy(selected) => {

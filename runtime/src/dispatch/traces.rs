@@ -69,6 +69,7 @@ impl Dispatcher {
                         self.effort.note_result(true);
                         self.selector.end_sample();
                         self.machine.set_traced();
+                        self.trace_installed();
                         self.mark(path.head);
                         if !is_side_trace {
                             self.entrances.made(path.head);
@@ -227,8 +228,8 @@ impl Dispatcher {
             return self.mark(pc);
         }
         let kind = if fragments.is_function(pc) { HeadKind::Function } else { HeadKind::Other };
-        if !self.effort.is_affordable() {
-            // The thread has used up its time for traces. The head is tried again later, when the
+        if self.racing.is_busy() || !self.effort.is_affordable() {
+            // A race is not to be disturbed. Or the thread has used up its time for traces. The head is tried again later, when the
             // guest has run longer.
             return fragments.postpone(pc, counter, executions);
         }

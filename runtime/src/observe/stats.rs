@@ -11,9 +11,11 @@
 
 use crate::observe::profile::Phase;
 use dynasour_emitter::Rates;
+use dynasour_tracer::race::{Judgement, Verdict};
 use dynasour_tracer::{AbortReason, EndReason};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fmt::Write as _;
 
 /// Why control left a fragment before its end.
@@ -72,6 +74,8 @@ pub struct Stats {
     pub aborts: BTreeMap<String, u64>,
     /// Trace heads that were given up: no further recording is tried there.
     pub blacklisted: u64,
+    /// Races between traces and what they replace, in order.
+    pub races: Vec<RaceResult>,
     /// Number of times that all native code was dropped.
     pub flushes: u64,
     /// Copied blocks that were removed because a page of their guest code was touched.
@@ -107,6 +111,52 @@ pub struct Stats {
     pub copied_links: u64,
     /// Indirect transfers of native code.
     pub indirect: Indirect,
+}
+
+/// Races that the table lists.
+const SHOWN_RACES: usize = 12;
+
+/// How a trace has done in a race with the code that it replaces, its floor.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct RaceResult {
+    /// The trace's head.
+    pub pc: u64,
+    /// Which stays: `trace`, `floor`, or `cold` if the guest went elsewhere, so that the trace stays
+    /// unjudged.
+    pub verdict: &'static str,
+    /// Picoseconds for a start of an iteration, by the trace.
+    pub trace: i64,
+    /// The same by the floor.
+    pub floor: i64,
+    /// Half of the interval in which the difference lies with some 95 % certainty.
+    pub error: i64,
+    /// Rounds.
+    pub rounds: usize,
+}
+
+impl RaceResult {
+    /// The result of the race of the trace at `pc`.
+    pub fn new(pc: u64, judged: Judgement) -> RaceResult {
+        let verdict = match judged.verdict {
+            Verdict::Trace => "trace",
+            Verdict::Floor => "floor",
+            Verdict::Cold => "cold",
+        };
+        let [trace, floor] = judged.times;
+        RaceResult { pc, verdict, trace, floor, error: judged.error, rounds: judged.rounds }
+    }
+}
+
+impl fmt::Display for RaceResult {
+    /// `trace: 83.1 ns, floor 127.0 ns, ± 1.2 (6 rounds)`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [trace, floor, error] = [self.trace, self.floor, self.error].map(|t| t as f64 / 1000.0);
+        let (verdict, rounds) = (self.verdict, self.rounds);
+        write!(
+            f,
+            "{verdict} stays: trace {trace:.2} ns, floor {floor:.2}, ± {error:.2} ({rounds} rounds)"
+        )
+    }
 }
 
 /// How indirect jumps, calls and returns found their destinations. A transfer that a trace follows
@@ -204,6 +254,10 @@ impl Stats {
         }
         for (reason, count) in &self.aborts {
             row(&format!("aborted: {reason}"), count.to_string());
+        }
+        row("races", self.races.len().to_string());
+        for race in self.races.iter().take(SHOWN_RACES) {
+            row(&format!("  {:#x}", race.pc), format!("  {race}"));
         }
         row("heads given up", self.blacklisted.to_string());
         row("cache flushes", self.flushes.to_string());

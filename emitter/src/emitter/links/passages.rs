@@ -51,6 +51,11 @@ impl Emitter {
         if self.borrowed_link(exit).is_none() {
             return Ok(());
         }
+        if self.fragment(target).is_some_and(|f| !f.starts.is_empty()) {
+            // Starts are counted where it is entered in canonical state.
+            self.unlink_borrowed(exit);
+            return Ok(());
+        }
         let entry = self.way_into(from, target)?;
         if let Some(link) = self.borrowed_link(exit) {
             self.set_link(from, link, entry);
@@ -146,6 +151,7 @@ impl Emitter {
             tails: Box::default(),
             unlinked: AtomicU32::new(0),
             tally: None,
+            starts: Box::default(),
         });
         Ok(id)
     }

@@ -192,7 +192,7 @@ impl<'e> Verifier<'e> {
         let blocks = &self.emitter.blocks;
         for (&pc, &number) in &blocks.by_pc {
             let place = &blocks.places[number as usize];
-            let [body, counter] = place.made;
+            let [body, counter, gate] = place.made;
             let own = |rule, index: u32, offset: u32| {
                 let block = blocks.blocks.get(index as usize).filter(|b| b.len != 0 && b.pc == pc);
                 require(rule, block.is_some() && self.body(index) == self.address(offset), || {
@@ -208,6 +208,9 @@ impl<'e> Verifier<'e> {
             match self.emitter.fragment_at(self.address(place.entry)) {
                 _ if place.entry == 0 || place.entry == place.block => {}
                 Some(id) => self.fragment_entry(self.address(place.entry), id, Some(pc))?,
+                None if self.body(gate) == self.address(place.entry) => {
+                    own(Rule::Doomed, gate, place.entry)?;
+                }
                 None => own(Rule::Doomed, counter, place.entry)?,
             }
         }

@@ -22,7 +22,7 @@ use crate::observe::census::CompileTimes;
 use crate::observe::ledger::Made;
 use crate::observe::profile::{Phase, during};
 use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
-use dynasour_emitter::{EmitError, EntryState, ExitId};
+use dynasour_emitter::{EmitError, EntryState, ExitId, StartKey};
 use dynasour_ir::opt::OptOptions;
 use dynasour_ir::{Context, Fact, Version};
 use dynasour_tracer::{AbortReason, Path, SpeculationPolicy, TraceShape, build};
@@ -34,6 +34,8 @@ pub struct Plan {
     facts: Vec<Fact>,
     /// The region of its head had no fragment when the plan was made.
     is_first_version: bool,
+    /// It is to race, and this tells the start of an iteration.
+    race: Option<Option<StartKey>>,
     /// The exit whose side trace it becomes; none if it becomes a version of the region.
     side_exit: Option<ExitId>,
     /// The facts that code generation needs from the emitter, as they were when the plan was made.
@@ -96,7 +98,7 @@ impl Fragments {
         let own = side.and_then(|s| {
             Some((s.exit, self.emitter.request(s.pc, EntryState::FromExit(s.exit)).ok()?))
         });
-        let (side_exit, request) = match own {
+        let (side_exit, mut request) = match own {
             Some((exit, request)) => (Some(exit), request),
             None => (
                 None,
@@ -105,10 +107,16 @@ impl Fragments {
                     .map_err(|_| Failure::Stale)?,
             ),
         };
+        let is_first_version = !self.regions.contains_key(&path.head);
+        let race = match side_exit {
+            None if is_first_version => self.enter_race(path, &mut request),
+            _ => None,
+        };
         Ok(Plan {
             name: format!("t{number}"),
             facts: if self.private_memory { vec![Fact::PrivateMemory] } else { Vec::new() },
-            is_first_version: !self.regions.contains_key(&path.head),
+            is_first_version,
+            race,
             side_exit,
             request,
             generation: self.generation,
@@ -158,7 +166,12 @@ impl Fragments {
             .map_or(0, |f| (f.hot.end - f.hot.start) + (f.cold.end - f.cold.start));
         self.lives.add(id, side_exit.map_or(Role::Region(path.head), Role::SideTrace), path, size);
         match side_exit {
-            None => self.add_version(path.head, id),
+            None => {
+                self.add_version(path.head, id);
+                if let Some(key) = plan.race {
+                    self.note_racer(path.head, id, key);
+                }
+            }
             Some(exit) => {
                 self.exits.change(exit, Event::Attach);
                 self.emitter.attach(exit, id).expect("the fragment was compiled for this exit");

@@ -47,6 +47,7 @@ mod head_counting;
 mod install;
 mod links;
 mod lives;
+mod race;
 mod relocation;
 mod removal;
 mod reporting;
@@ -68,6 +69,8 @@ pub use links::StubWork;
 use links::exits::Exits;
 use links::regions::Region;
 use lives::{Lives, Role};
+pub use race::Racer;
+use race::Races;
 use reporting::Notes;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
@@ -151,6 +154,8 @@ pub struct Fragments {
     in_place: bool,
     /// Refuses traces that cost more than they save; `None` if none are refused.
     judge: Option<Judge>,
+    /// See [`race`].
+    races: Races,
     /// Traces built so far, for naming and `--only-trace`.
     traces: u32,
     logs: Logs,
@@ -210,6 +215,7 @@ impl Fragments {
             copies: config.copies_blocks(),
             in_place: config.tier == Tier::Direct,
             judge: config.weighs_traces().then(|| judge(config)),
+            races: Races::new(config.races()),
             traces: 0,
             logs: Logs::new(config),
             generation: 0,
@@ -340,6 +346,7 @@ impl Fragments {
         self.dispatching.clear();
         self.new_dispatch = None;
         self.counting.clear();
+        self.races.clear();
     }
 
     /// A pc for which [`Fragments::kind_at`] has changed to one with changing targets since the

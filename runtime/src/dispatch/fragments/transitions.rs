@@ -126,6 +126,7 @@ impl Fragments {
         if !self.retired && has_moved {
             self.wake(pc);
             if (self.chaos.is_some() || !self.copies || self.in_place)
+                && !self.races.is_on_floor(pc)
                 && let Some(fragment) = self.first_version(pc)
             {
                 let entry = self.entry_into(fragment)?;

@@ -346,6 +346,7 @@ fn handle(signo: i32, info: &SigInfo, frame: &mut libc::ucontext_t, context: &Th
         return;
     }
     match samples::source(signo, info, context) {
+        Some(Source::Event) if samples::bring_out() => return come_out(frame, context),
         Some(Source::Event) => return,
         Some(Source::Timer) if context.pending.load(Ordering::Relaxed) == 0 => {
             return call_again(frame);

@@ -23,6 +23,7 @@
 //! code with [`Left::Sample`](super::super::entry::in_place::Left::Sample).
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use dynasour_guest::ThreadContext;
 
@@ -40,6 +41,19 @@ const TIMER_SIGNAL: i32 = libc::SIGBUS;
 /// The code of a SIGTRAP from an event (asm-generic/siginfo.h). It is delivered before the thread
 /// executes another instruction of user code, so no trap is lost.
 const TRAP_PERF: i32 = 6;
+
+/// Do samples bring a thread out of the code cache?
+static BRING_OUT: AtomicBool = AtomicBool::new(false);
+
+/// From now on, samples bring the process's thread out of the code cache, or do not.
+pub fn set_bring_out(on: bool) {
+    BRING_OUT.store(on, Ordering::Relaxed);
+}
+
+/// Does a sample bring the thread out of the code cache? Async-signal-safe.
+pub fn bring_out() -> bool {
+    BRING_OUT.load(Ordering::Relaxed)
+}
 
 /// Where a sample comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,6 +109,23 @@ impl Samples {
             Sampler { running: Running::Timer(timer), period, wants_event, value }
         });
         *self.0.borrow_mut() = sampler;
+    }
+
+    /// Starts to sample the calling thread by an event, from now on. False if the kernel does not
+    /// allow it.
+    pub fn start_event(&self, context: &ThreadContext, hz: u32) -> bool {
+        let period = 1_000_000_000 / u64::from(hz.max(1));
+        let value = std::ptr::from_ref(context) as u64;
+        let event = Event::start(&Attributes { period, records: 0, signal: Some(value) }, 0);
+        let Some(event) = event else { return false };
+        let running = Running::Event { _event: event };
+        *self.0.borrow_mut() = Some(Sampler { running, period, wants_event: false, value });
+        true
+    }
+
+    /// Is the thread sampled?
+    pub fn are_running(&self) -> bool {
+        self.0.borrow().is_some()
     }
 
     /// Stops.

@@ -75,6 +75,9 @@ impl Fragments {
 
     /// Does a fragment start at `pc`, and if so, what kind?
     pub fn kind_at(&self, pc: u64) -> Option<TargetKind> {
+        if self.races.is_on_floor(pc) {
+            return None;
+        }
         let is_loop = self.lives.shape(self.first_version(pc)?).is_loop;
         Some(match (is_loop, self.dispatching.contains(&pc)) {
             (true, true) => TargetKind::Dispatch,
@@ -139,12 +142,13 @@ impl Fragments {
     }
 
     /// Enters a fragment into the tables of indirect jumps, if that is allowed.
-    fn register(&mut self, pc: u64, id: FragmentId) {
-        if policy::allowed(
+    pub(in crate::dispatch::fragments) fn register(&mut self, pc: u64, id: FragmentId) {
+        let allowed = policy::allowed(
             self.scope(),
             Origin::Tables(pc),
             Destination::Fragment(pc, self.rank(id)),
-        ) {
+        );
+        if allowed && !self.races.is_on_floor(pc) {
             self.emitter.register_entry(pc, id).expect("the fragment was compiled for this pc");
         }
     }
@@ -163,6 +167,7 @@ impl Fragments {
             )
         };
         match fragment {
+            Some(_) if self.races.is_on_floor(pc) => {}
             Some(id) if may(id) => self.emitter.lead_to(id),
             None if self.chaos.is_none() => self.emitter.stop_counting(pc),
             Some(_) | None => {}

@@ -1,0 +1,318 @@
+//! Judges a trace by measurement: it and what it replaces, its *floor*, run by turns.
+//!
+//! A model of what a trace saves is often wrong, so a trace that the model accepts has to win a race
+//! before it is kept. The race consists of *rounds*. In each round the trace, the floor, and the
+//! floor that is counted twice have a *window* each, in random order, so that whatever changes
+//! slowly disturbs all of them alike. In a window the runtime counts *starts*, which mean the same
+//! on each side (docs/design.md, "Recording and speculation"), and the thread's processor time.
+//!
+//! Counting takes time, and on the floor it is done by a detour. The difference between the two
+//! windows of the floor is what one detour takes, and is subtracted from the first. The trace's
+//! counting is not subtracted, so an error is in favour of the floor.
+//!
+//! The trace wins if with some certainty it is faster by more than one percent, and loses if with
+//! the same certainty it is not. After [`MOST_ROUNDS`] undecided rounds it loses, too.
+//!
+//! **Data.** [`Race`] has the times of all windows. **Invariant.** A verdict decides how fast the
+//! guest runs, never what it computes. All arithmetic is in whole numbers, because inexact results
+//! would show in the guest's MXCSR. **Callers.** The runtime, on the thread whose trace it is; no
+//! lock.
+//!
+//! ```text
+//! round   trace   floor   floor, counted twice       ns for a start
+//!   1       82     131     133
+//!   2       84     129     132
+//!   …                                 → 83 against 127: the trace wins
+//! ```
+
+/// Rounds before a verdict (guess; fewer decide by chance, more cost what the slower side loses).
+const LEAST_ROUNDS: usize = 6;
+/// Rounds after which the floor wins, because the difference is small (guess, as above).
+pub const MOST_ROUNDS: usize = 20;
+/// A window has at least this many starts (guess; fewer make its time a matter of chance).
+const LEAST_STARTS: u64 = 100;
+/// A window that has too few starts is extended this many times at most (guess: then the region is
+/// no longer hot, and neither side matters).
+const MOST_EXTENSIONS: u32 = 50;
+/// The race begins anew at most this many times, when the trace has got side traces (guess).
+const MOST_RESTARTS: u32 = 4;
+/// The trace must be faster by more than the floor's time divided by this.
+const MARGIN: i64 = 100;
+
+/// Which code runs in a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// The trace.
+    Trace,
+    /// What the trace replaces.
+    Floor,
+    /// The same, counted twice.
+    FloorTwice,
+}
+
+/// How a race has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// The trace is faster.
+    Trace,
+    /// It is not, or not certainly.
+    Floor,
+    /// The guest has gone elsewhere, so there is no verdict.
+    Cold,
+}
+
+/// A verdict and what was measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Judgement {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// Picoseconds for a start: trace, and floor without the time of counting.
+    pub times: [i64; 2],
+    /// Half of the interval in which the difference of the two lies with some 95 % certainty.
+    pub error: i64,
+    /// Rounds.
+    pub rounds: usize,
+}
+
+/// What comes after a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// The window goes on: it has too few starts.
+    Extend,
+    /// A window of this side.
+    Window(Side),
+    /// The race is over.
+    Ended(Judgement),
+}
+
+/// A race under way.
+#[derive(Debug)]
+pub struct Race {
+    /// The order of the sides in this round, and the number of its windows so far.
+    order: [Side; 3],
+    done: usize,
+    /// Picoseconds for a start of each round, by [`Side`].
+    rounds: Vec<[i64; 3]>,
+    /// Those of this round.
+    round: [i64; 3],
+    /// Starts and nanoseconds of the window so far, and how often it was extended.
+    window: (u64, u64),
+    extensions: u32,
+    restarts: u32,
+    random: u64,
+}
+
+impl Race {
+    /// A race that has not begun. The order of the sides follows from `seed`.
+    pub fn new(seed: u64) -> Race {
+        let mut race = Race {
+            order: [Side::Trace, Side::Floor, Side::FloorTwice],
+            done: 0,
+            rounds: Vec::with_capacity(MOST_ROUNDS),
+            round: [0; 3],
+            window: (0, 0),
+            extensions: 0,
+            restarts: 0,
+            random: seed | 1,
+        };
+        race.shuffle();
+        race
+    }
+
+    /// The side of the window under way.
+    pub fn side(&self) -> Side {
+        self.order[self.done]
+    }
+
+    /// Begins anew, because the trace has changed.
+    pub fn restart(&mut self) {
+        if self.restarts < MOST_RESTARTS {
+            self.restarts += 1;
+            self.rounds.clear();
+            self.done = 0;
+        }
+        self.window = (0, 0);
+    }
+
+    /// Forgets the window under way, in which something else took time. It begins again.
+    pub fn spoil(&mut self) {
+        self.window = (0, 0);
+    }
+
+    /// The window under way has seen this many starts in this many nanoseconds of processor time,
+    /// since it began or was extended last.
+    pub fn measured(&mut self, starts: u64, nanoseconds: u64) -> Next {
+        self.window.0 += starts;
+        self.window.1 += nanoseconds;
+        let (starts, nanoseconds) = self.window;
+        if starts < LEAST_STARTS {
+            self.extensions += 1;
+            return match self.extensions > MOST_EXTENSIONS {
+                true => Next::Ended(self.judgement(Verdict::Cold)),
+                false => Next::Extend,
+            };
+        }
+        (self.window, self.extensions) = ((0, 0), 0);
+        let time = nanoseconds.saturating_mul(1000) / starts;
+        self.round[self.side() as usize] = i64::try_from(time).unwrap_or(i64::MAX / 8);
+        self.done += 1;
+        if self.done == self.order.len() {
+            self.rounds.push(self.round);
+            if let Some(verdict) = self.verdict() {
+                return Next::Ended(self.judgement(verdict));
+            }
+            self.done = 0;
+            self.shuffle();
+        }
+        Next::Window(self.side())
+    }
+
+    /// Chooses the order of the next round.
+    fn shuffle(&mut self) {
+        for last in (1..self.order.len()).rev() {
+            // Xorshift.
+            self.random ^= self.random << 13;
+            self.random ^= self.random >> 7;
+            self.random ^= self.random << 17;
+            self.order.swap(last, (self.random % (last as u64 + 1)) as usize);
+        }
+    }
+
+    fn verdict(&self) -> Option<Verdict> {
+        if self.rounds.len() < LEAST_ROUNDS {
+            return None;
+        }
+        let Judgement { times: [trace, floor], error, .. } = self.judgement(Verdict::Cold);
+        let (gain, margin) = (floor - trace, floor / MARGIN);
+        if gain - error > margin {
+            Some(Verdict::Trace)
+        } else if gain + error < margin || self.rounds.len() >= MOST_ROUNDS {
+            Some(Verdict::Floor)
+        } else {
+            None
+        }
+    }
+
+    fn judgement(&self, verdict: Verdict) -> Judgement {
+        let column = |f: fn(&[i64; 3]) -> i64| Sample::of(self.rounds.iter().map(f).collect());
+        let [trace, floor, twice] =
+            [Side::Trace, Side::Floor, Side::FloorTwice].map(|s| s as usize);
+        debug_assert_eq!([trace, floor, twice], [0, 1, 2]);
+        let counting = column(|r| r[2] - r[1]);
+        let difference = column(|r| r[1] - r[0]);
+        let (trace, floor) = (column(|r| r[0]), column(|r| r[1]));
+        let detour = counting.mean.max(0);
+        // Two standard errors of the sum of both differences.
+        let error = 2 * (counting.square_error + difference.square_error).isqrt();
+        Judgement {
+            verdict,
+            times: [trace.mean, floor.mean - detour],
+            error: error as i64,
+            rounds: self.rounds.len(),
+        }
+    }
+}
+
+/// A sample without its least and its greatest value, which interruptions may have caused.
+struct Sample {
+    mean: i64,
+    /// The square of the mean's standard error.
+    square_error: u64,
+}
+
+impl Sample {
+    fn of(mut values: Vec<i64>) -> Sample {
+        values.sort_unstable();
+        let values = match values.len() {
+            n if n >= LEAST_ROUNDS => &values[1..n - 1],
+            _ => &values[..],
+        };
+        let n = values.len() as i128;
+        if n < 2 {
+            return Sample { mean: values.first().copied().unwrap_or(0), square_error: 0 };
+        }
+        let mean = values.iter().map(|v| i128::from(*v)).sum::<i128>() / n;
+        let square = |v: &i64| (i128::from(*v) - mean) * (i128::from(*v) - mean);
+        let variance = values.iter().map(square).sum::<i128>() / (n - 1);
+        let square_error = u64::try_from(variance / n).unwrap_or(u64::MAX / 4);
+        Sample { mean: mean as i64, square_error: square_error.min(u64::MAX / 4) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a race in which a start takes these picoseconds on each side, with noise of this many
+    /// percent.
+    fn race(times: [u64; 3], noise: u64) -> Judgement {
+        let mut race = Race::new(7);
+        let mut random = 12345u64;
+        loop {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let time = times[race.side() as usize];
+            let percent = 100 + (random >> 33) % (2 * noise + 1) - noise;
+            let starts = 4_000_000_000 / time;
+            match race.measured(starts, starts * time * percent / 100 / 1000) {
+                Next::Ended(judgement) => return judgement,
+                Next::Extend => panic!("{starts} starts are enough"),
+                Next::Window(_) => {}
+            }
+        }
+    }
+
+    #[test]
+    fn the_faster_side_wins() {
+        let judged = race([80_000, 130_000, 133_000], 2);
+        assert_eq!(judged.verdict, Verdict::Trace, "{judged:?}");
+        assert!((79_000..81_000).contains(&judged.times[0]), "{judged:?}");
+        assert!((122_000..132_000).contains(&judged.times[1]), "{judged:?}");
+        assert_eq!(race([150_000, 130_000, 133_000], 2).verdict, Verdict::Floor);
+    }
+
+    #[test]
+    fn the_detour_is_no_gain() {
+        // The floor takes 1 ns, and counting another 2.
+        let judged = race([1_500, 3_000, 5_000], 1);
+        assert_eq!(judged.verdict, Verdict::Floor, "{judged:?}");
+        assert!((900..1100).contains(&judged.times[1]), "{judged:?}");
+        assert_eq!(race([500, 3_000, 5_000], 1).verdict, Verdict::Trace);
+    }
+
+    #[test]
+    fn ties_go_to_the_floor() {
+        let judged = race([100_000, 100_000, 100_000], 10);
+        assert_eq!(judged.verdict, Verdict::Floor, "{judged:?}");
+        assert!(judged.error > 0);
+    }
+
+    #[test]
+    fn a_region_that_is_not_hot_any_more_is_not_judged() {
+        let mut race = Race::new(1);
+        let mut extended = 0;
+        let judged = loop {
+            match race.measured(1, 4_000_000) {
+                Next::Extend => extended += 1,
+                Next::Ended(judged) => break judged,
+                Next::Window(side) => panic!("{side:?}"),
+            }
+        };
+        assert_eq!((judged.verdict, extended), (Verdict::Cold, MOST_EXTENSIONS));
+    }
+
+    #[test]
+    fn every_round_has_every_side() {
+        let mut race = Race::new(3);
+        for _ in 0..LEAST_ROUNDS - 1 {
+            let mut seen = [false; 3];
+            for _ in 0..3 {
+                seen[race.side() as usize] = true;
+                assert!(matches!(race.measured(1000, 1000), Next::Window(_)));
+            }
+            assert_eq!(seen, [true; 3]);
+        }
+        race.spoil();
+        race.restart();
+        assert_eq!(race.rounds.len(), 0);
+    }
+}
