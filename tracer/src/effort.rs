@@ -75,10 +75,16 @@ impl Effort {
     /// May another attempt be made?
     pub fn is_affordable(&self) -> bool {
         self.budget.is_none_or(|Budget { free, part }| {
-            let time = (self.clock)();
-            let all = free + time / part;
-            self.spent < all * DISCOURAGING / (DISCOURAGING + self.refused)
-                && self.spent_on_traces < free + time / part.min(MADE_PART)
+            let all = free + (self.clock)() / part;
+            self.spent < all * DISCOURAGING / (DISCOURAGING + self.refused) && self.may_extend()
+        })
+    }
+
+    /// May a trace be made where another one is left? Whether attempts elsewhere were refused does not
+    /// matter.
+    pub fn may_extend(&self) -> bool {
+        self.budget.is_none_or(|Budget { free, part }| {
+            self.spent_on_traces < free + (self.clock)() / part.min(MADE_PART)
         })
     }
 
@@ -134,5 +140,9 @@ mod tests {
         effort.note_result(true);
         effort.end();
         assert_eq!((effort.spent, effort.spent_on_traces), (600, 600));
+        effort.spent = u64::MAX;
+        assert!(effort.may_extend() && !effort.is_affordable());
+        effort.spent_on_traces = u64::MAX;
+        assert!(!effort.may_extend());
     }
 }

@@ -276,7 +276,15 @@ impl Dispatcher {
     /// be traced.
     pub(super) fn record_side_trace(&mut self, context: &ThreadContext, side: SideRequest) {
         self.arrival = Arrival::WithoutProgress;
-        if !self.effort.is_affordable() {
+        if !self.effort.may_extend() {
+            let code = self.interp.code();
+            let stub = self.machine.fragments().and_then(|mut fragments| {
+                fragments.postpone_side_trace(side, &*code, &self.selector.traces.policy);
+                fragments.take_wanted_stub()
+            });
+            if let Some(work) = stub {
+                self.make_stub(&work);
+            }
             return;
         }
         let given_up =

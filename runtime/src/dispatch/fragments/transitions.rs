@@ -25,6 +25,7 @@
 
 use super::chaos::Forced;
 use super::head_counting::follows_call;
+use super::links::again_after;
 use super::{FragmentError, Fragments, SideRequest, perform_store};
 use crate::interp::noncanonical;
 use crate::observe::stats::DeoptReason;
@@ -289,7 +290,7 @@ impl Fragments {
             }
             Counted::Exit(exit, pc) => {
                 context.rip = pc;
-                self.emitter.set_counter(counter, u64::from(policy.exit_threshold()));
+                self.emitter.set_counter(counter, again_after(policy));
                 Ok(self.counter_left(exit, policy))
             }
         }

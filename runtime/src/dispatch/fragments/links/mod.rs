@@ -36,7 +36,9 @@ mod verify;
 pub use stubs::StubWork;
 
 use super::{AfterNative, Arrival, FragmentError, Fragments, Role, SideRequest};
+use dynasour_emitter::counting::Destination as Leads;
 use dynasour_emitter::{ExitId, FragmentId, StubTarget};
+use dynasour_guest::decode::Fetch;
 use dynasour_tracer::SpeculationPolicy;
 use exits::{Event, Stub};
 use policy::{Destination, ExitOrigin, Origin, Scope, allowed};
@@ -44,6 +46,12 @@ use policy::{Destination, ExitOrigin, Origin, Scope, allowed};
 /// A guard's exit comes to the runtime this many times before it gets a resolved stub (guess: to
 /// make a stub costs as much as some ten exits; larger values leave more exits without one).
 const EXITS_BEFORE_STUB: u32 = 16;
+
+/// After this many further executions a side trace is tried again for a hot exit that got none (guess:
+/// coming to the runtime then costs it nothing that matters; too many delay a trace that pays).
+pub(in crate::dispatch::fragments) fn again_after(policy: &dyn SpeculationPolicy) -> u64 {
+    u64::from(policy.exit_threshold()).saturating_mul(20)
+}
 
 impl Fragments {
     /// What links may lead to in this run.
@@ -274,6 +282,27 @@ impl Fragments {
         if !self.retired && side.generation == self.generation {
             self.settle_exit(side.exit);
         }
+    }
+
+    /// No time may be spent on the side trace of an exit now. The exit is counted natively, so that it
+    /// comes to the runtime seldom meanwhile.
+    pub fn postpone_side_trace(
+        &mut self,
+        side: SideRequest,
+        code: &dyn Fetch,
+        policy: &dyn SpeculationPolicy,
+    ) {
+        let SideRequest { exit, pc, generation } = side;
+        let leads_here = self.emitter.destination(exit) == Leads::Runtime;
+        if self.retired || generation != self.generation || !leads_here {
+            return;
+        }
+        self.exits.change(exit, Event::Left);
+        if self.emitter.copy_block(pc, code).is_ok() && self.emitter.block_entry(pc).is_some() {
+            let target = StubTarget::CountedBlock(again_after(policy));
+            self.want_stub(exit, Event::CounterMade, Destination::Body(pc), target);
+        }
+        self.links_changed();
     }
 
     /// Makes links to `pc` lead to the first version there, if there is one.
