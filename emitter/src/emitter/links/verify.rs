@@ -208,7 +208,7 @@ impl<'e> Verifier<'e> {
             match self.emitter.fragment_at(self.address(place.entry)) {
                 _ if place.entry == 0 || place.entry == place.block => {}
                 Some(id) => self.fragment_entry(self.address(place.entry), id, Some(pc))?,
-                None if self.body(gate) == self.address(place.entry) => {
+                None if blocks.gate_of(number) == Some(place.entry) => {
                     own(Rule::Doomed, gate, place.entry)?;
                 }
                 None => own(Rule::Doomed, counter, place.entry)?,

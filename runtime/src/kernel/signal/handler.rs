@@ -289,7 +289,7 @@ pub unsafe extern "C" fn on_signal(
 ) {
     // SAFETY: the kernel passes valid pointers, and the GS base names this thread's context.
     let (info, frame, context) = unsafe { (&*info, &mut *frame, &*context) };
-    let rip = frame.uc_mcontext.gregs[libc::REG_RIP as usize] as u64;
+    let rip = rip_of(frame);
     match in_place::interrupted(rip, context) {
         Interrupted::Host => handle(signo, info, frame, context),
         // A trace that guest code in place has entered.
@@ -308,6 +308,10 @@ pub unsafe extern "C" fn on_signal(
             in_place::leave(&mut frame.uc_mcontext.gregs, context, left, is_own);
         }
     }
+}
+
+fn rip_of(frame: &libc::ucontext_t) -> u64 {
+    frame.uc_mcontext.gregs[libc::REG_RIP as usize] as u64
 }
 
 /// Is `rip` in the code cache?
@@ -349,6 +353,9 @@ fn handle(signo: i32, info: &SigInfo, frame: &mut libc::ucontext_t, context: &Th
         Some(Source::Event) if samples::bring_out() => return come_out(frame, context),
         Some(Source::Event) => return,
         Some(Source::Timer) if context.pending.load(Ordering::Relaxed) == 0 => {
+            if samples::bring_out() && is_in_cache(rip_of(frame)) {
+                return divert(frame, context);
+            }
             return call_again(frame);
         }
         // A signal of the guest's may have ended the call; or another thread has called this one.

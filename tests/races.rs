@@ -1,0 +1,103 @@
+//! Traces that race with what they replace: whatever the verdict, the guest does the same; and
+//! guest code in place enters its traces by itself.
+
+use dynasour_testkit::run::{Invocation, Outcome, Status, text};
+use dynasour_testkit::scratch;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A fresh directory, and the guest there.
+fn guest(name: &str) -> (PathBuf, String) {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("races").join(name);
+    scratch::fresh(&directory).expect("a scratch directory");
+    let file = directory.join("interpreter");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/races/interpreter.c");
+    let status =
+        Command::new("cc").arg("-O1").arg("-o").arg(&file).arg(source).status().expect("cc");
+    assert!(status.success());
+    (directory, file.into_os_string().into_string().expect("UTF-8"))
+}
+
+/// Runs the guest with these options, and returns the races of its statistics.
+fn races(directory: &Path, options: &[&str], program: &str, native: &Outcome) -> Vec<Value> {
+    let outcome = Invocation::new(env!("CARGO_BIN_EXE_dynasour"), directory)
+        .args(["run", "--stats-json", "s.json"])
+        .args(options)
+        .args(["--", program])
+        .run();
+    assert_eq!(native.difference(&outcome), None, "{options:?}");
+    let json = fs::read_to_string(directory.join("s.json")).expect("the file");
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    json["races"].as_array().expect("a list").clone()
+}
+
+/// The trace wins, loses, or never does either; the guest does the same. Forced races count visits
+/// of the runtime, so they do not depend on time.
+#[test]
+fn forced_verdicts_change_nothing_but_speed() {
+    let (directory, program) = guest("forced");
+    let native = Invocation::new(&program, &directory).run();
+    assert_eq!(native.status, Status::Exited(0));
+    let tiers: [&[&str]; 2] = [&["--tier", "full"], &["--tier", "direct", "--sample", "every=1"]];
+    for tier in tiers {
+        for (mode, verdict) in
+            [("trace", Some("trace")), ("floor", Some("floor")), ("swap", None), ("off", None)]
+        {
+            let options = [tier, &["--threshold", "50", "--race", mode]].concat();
+            let races = races(&directory, &options, &program, &native);
+            assert_eq!(races.is_empty(), verdict.is_none(), "{options:?}: {races:?}");
+            assert!(races.iter().all(|race| race["verdict"].as_str() == verdict), "{races:?}");
+        }
+    }
+}
+
+/// A race that is measured ends with a verdict that agrees with what was measured.
+#[test]
+fn verdicts_agree_with_the_times() {
+    let (directory, program) = guest("measured");
+    let native = Invocation::new(&program, &directory).run();
+    for tier in ["full", "direct"] {
+        for race in races(&directory, &["--tier", tier], &program, &native) {
+            let [trace, floor, error] =
+                ["trace", "floor", "error"].map(|name| race[name].as_i64().expect("a number"));
+            match race["verdict"].as_str() {
+                Some("trace") => assert!(floor - trace > error, "{race}"),
+                Some("floor") => assert!(floor - trace - error <= floor / 100, "{race}"),
+                Some("cold") => {}
+                _ => panic!("{race}"),
+            }
+        }
+    }
+}
+
+/// Guest code in place enters a trace by the patch at its head. (Before, patches led to the displaced
+/// instructions, and only the runtime entered traces.)
+#[test]
+fn patches_lead_to_traces() {
+    let (directory, program) = guest("entries");
+    let outcome = Invocation::new(env!("CARGO_BIN_EXE_dynasour"), &directory)
+        .args(["explain", "--tier", "direct", "--threshold", "1", "--sample", "every=1", "--json"])
+        .args(["--", &program])
+        .run();
+    assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
+    let json: Value = serde_json::from_slice(&outcome.stdout).expect("JSON and nothing else");
+    let entered = entries(&json);
+    assert!(entered > 2500, "3,000 runs entered traces {entered} times");
+}
+
+/// The sum of all entries of versions.
+fn entries(value: &Value) -> u64 {
+    match value {
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| match value.as_u64() {
+                Some(n) if name == "entered" => n,
+                _ => entries(value),
+            })
+            .sum(),
+        Value::Array(all) => all.iter().map(entries).sum(),
+        _ => 0,
+    }
+}

@@ -1,0 +1,44 @@
+/* A small interpreter, whose loop is a trace that pays, in many short runs with a system call after
+ * each that comes to the translator. Prints a result that depends on every step. */
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+
+enum { SET, ADD, XOR, NEXT, END };
+
+static int64_t run(const int32_t *code, int64_t count) {
+    int64_t sum = 0;
+    for (const int32_t *at = code;;) {
+        switch (*at) {
+        case SET:
+            sum = at[1];
+            at += 2;
+            break;
+        case ADD:
+            sum += count;
+            at += 1;
+            break;
+        case XOR:
+            sum ^= sum >> at[1];
+            at += 2;
+            break;
+        case NEXT:
+            at = --count ? code + at[1] : at + 2;
+            break;
+        default:
+            return sum;
+        }
+    }
+}
+
+int main(void) {
+    static const int32_t code[] = {SET, 7, /* 2: */ ADD, XOR, 3, ADD, NEXT, 2, END};
+    int64_t all = 0;
+    for (int k = 0; k < 3000; k++) {
+        sigset_t set;
+        all = all * 31 + run(code, 300 + k % 5);
+        sigprocmask(SIG_BLOCK, NULL, &set);
+    }
+    printf("%lld\n", (long long)all);
+    return 0;
+}
