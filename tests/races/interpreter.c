@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 enum { SET, ADD, XOR, NEXT, END };
 
@@ -31,10 +32,11 @@ static int64_t run(const int32_t *code, int64_t count) {
     }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    int runs = argc > 1 ? atoi(argv[1]) : 3000;
     static const int32_t code[] = {SET, 7, /* 2: */ ADD, XOR, 3, ADD, NEXT, 2, END};
     int64_t all = 0;
-    for (int k = 0; k < 3000; k++) {
+    for (int k = 0; k < runs; k++) {
         sigset_t set;
         all = all * 31 + run(code, 300 + k % 5);
         sigprocmask(SIG_BLOCK, NULL, &set);
