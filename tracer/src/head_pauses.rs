@@ -27,7 +27,7 @@ pub const SOON: u64 = 1 << 27;
 pub const PAUSE: u64 = 100;
 /// Ticks of the longest pause, some three seconds at 2.5 GHz (guess: by this time the trace of a
 /// head that gets hot later is delayed).
-const LONGEST: u64 = 1 << 33;
+pub const LONGEST: u64 = 1 << 33;
 /// If a hot head cannot be recorded because the budget is spent, its pause is [`SOON`], doubled
 /// each time, but at most this often (guess, as for [`LONGEST`]).
 const MOST_DOUBLINGS: u32 = 6;

@@ -56,6 +56,8 @@ const LEAST_LINEAR: i64 = 25;
 /// Percent that a trace may save of the cost that is neither an access to a frame nor an indirect
 /// transfer.
 const ORDINARY: i64 = 15;
+/// The same for a loop of an interpreted program, whose dispatches and decoding may disappear.
+const ORDINARY_GUEST: i64 = 50;
 /// Percent that counts of what a tree saves otherwise than on indirect transfers.
 const TREE: i64 = 30;
 /// Code with at least this percentage of its cost in accesses to frames has not been optimised.
@@ -92,7 +94,8 @@ impl Judge {
     pub fn promises(&self, path: &Path) -> bool {
         let (cost, indirect) = self.of_blocks(path);
         let (all, frames) = (i64::from(cost.all), i64::from(cost.frames));
-        suffices(path, all + indirect, frames + (all - frames) * ORDINARY / 100, indirect)
+        let percent = if path.guest.is_some() { ORDINARY_GUEST } else { ORDINARY };
+        suffices(path, all + indirect, frames + (all - frames) * percent / 100, indirect)
     }
 
     /// Is a fragment of this cost worth having? A side trace (`side`) and a linear fragment of

@@ -2,10 +2,10 @@
 //! ([`dynasour_tracer::head_pauses`]).
 //!
 //! No timer ends a pause, since a guest could notice a timer. Pauses end when a thread comes to the
-//! runtime for another reason. To make sure that one does, the head whose pause was to begin last
-//! is the *sentinel*: instead of pausing, it continues to be counted, for about as many executions
-//! as its pause would last. When another head's pause is to begin, that head becomes the sentinel,
-//! and the pause of the former one begins.
+//! runtime for another reason. To make sure that one does, one head is the *sentinel*: instead of
+//! pausing, it continues to be counted, for about as many executions as its pause would last. When
+//! another head's pause is to begin, the one of the two that is executed less often is the sentinel,
+//! and the pause of the other begins.
 //!
 //! Targets of indirect jumps are heads, too, unless they look like places where functions return to.
 //!
@@ -14,14 +14,14 @@
 //! fragments.
 //!
 //! Example: A's interval ends and A will not be hot soon: A is the sentinel. Then B's interval
-//! ends: B is the sentinel, and links to A lead past its counter. B's counter runs out three
-//! seconds later. A's pause is over by then, and links to A lead to its counter again.
+//! ends, which is executed less often: B is the sentinel, and links to A lead past its counter. B's
+//! counter runs out two seconds later. A's pause is over by then, and links to A lead to its counter again.
 
 use super::Fragments;
 use crate::memory;
 use dynasour_emitter::blocks::{CounterId, HeadCounts};
 use dynasour_emitter::ticks;
-use dynasour_tracer::head_pauses::{HeadCount, INTERVAL, Next, PAUSE, SOON};
+use dynasour_tracer::head_pauses::{HeadCount, INTERVAL, LONGEST, Next, PAUSE, SOON};
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -32,6 +32,16 @@ struct Sentinel {
     pc: u64,
     /// The length of its pause in ticks of the time stamp counter.
     time: u64,
+}
+
+impl Sentinel {
+    /// Is this head a better sentinel than one with a pause of `time` ticks? One that is executed
+    /// seldom costs less, because it is counted seldom. But one that is executed so seldom that its
+    /// pause has the greatest length may not be executed any more.
+    fn is_better_than(&self, time: u64) -> bool {
+        let rank = |time: u64| (time < LONGEST, time);
+        rank(self.time) > rank(time)
+    }
 }
 
 /// The heads that are counted with pauses.
@@ -121,18 +131,26 @@ impl Fragments {
         }
     }
 
-    /// Makes the head at `pc` the sentinel, for `executions` executions. Its pause of `time` ticks
-    /// begins when another head becomes the sentinel.
+    /// The pause of the head at `pc`, of `time` ticks, is to begin. Of this head and the sentinel, the
+    /// one that is executed less often is the sentinel from now on, for `executions` executions; the
+    /// pause of the other begins.
     fn pause(&mut self, pc: u64, counter: CounterId, time: u64, executions: u64) {
         if self.retired {
             return;
         }
-        self.emitter.set_counter(counter, executions);
-        let before = self.counting.sentinel.replace(Sentinel { pc, time });
-        if let Some(before) = before.filter(|before| before.pc != pc)
-            && self.emitter.pause_counting(before.pc)
-        {
-            self.counting.pauses.push(Reverse((ticks().saturating_add(before.time), before.pc)));
+        let paused = match self.counting.sentinel {
+            Some(other) if other.pc != pc && other.is_better_than(time) => Sentinel { pc, time },
+            before => {
+                self.emitter.set_counter(counter, executions);
+                self.counting.sentinel = Some(Sentinel { pc, time });
+                match before {
+                    Some(before) if before.pc != pc => before,
+                    _ => return,
+                }
+            }
+        };
+        if self.emitter.pause_counting(paused.pc) {
+            self.counting.pauses.push(Reverse((ticks().saturating_add(paused.time), paused.pc)));
         }
     }
 
