@@ -399,6 +399,21 @@ fn instructions(process: &mut Traced) -> Vec<u64> {
     instructions_in(process, &places)
 }
 
+/// As [`instructions`], of several stretches, between which a race that never ends changes sides.
+fn instructions_of_sides(process: &mut Traced) -> Vec<u64> {
+    let mut found = instructions(process);
+    let of_one = found.len();
+    for _ in 0..3 {
+        process.next_marker();
+        found.extend(instructions(process));
+    }
+    found.sort_unstable();
+    found.dedup();
+    println!("{of_one} instructions in a stretch, {} in four", found.len());
+    assert!(found.len() > of_one, "the sides are different code");
+    found
+}
+
 /// As [`instructions`], with those of the guest in place, and of the way between the two.
 fn instructions_in_place(process: &mut Traced) -> Vec<u64> {
     let mut places = process.in_place();
@@ -533,6 +548,12 @@ fn a_signal_at_every_instruction_of_copies() {
 #[test]
 fn a_signal_at_every_instruction_among_copies() {
     every_place(&["--tier", "full", "--threshold", "20"], (1500, 0), instructions, 100);
+}
+
+#[test]
+fn a_signal_at_every_instruction_of_a_race() {
+    let options = ["--tier", "full", "--threshold", "20", "--race", "swap"];
+    every_place(&options, (1500, 0), instructions_of_sides, 100);
 }
 
 #[test]

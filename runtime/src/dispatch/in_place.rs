@@ -139,7 +139,7 @@ impl Dispatcher {
             && self.machine.config.traces_in_place
         {
             self.in_place.visits += 1;
-            if self.in_place.visits >= n && !self.racing.is_busy() {
+            if self.in_place.visits >= n && !self.race_is_measured() {
                 self.in_place.visits = 0;
                 self.begin_sample(system);
             }
@@ -172,7 +172,7 @@ impl Dispatcher {
             Left::Sample => {
                 count(&self.peer.sampled[0], 1);
                 count(&self.peer.sampled[1], u64::from(system.samples.sampled()));
-                if !self.racing.is_busy() && self.effort.is_affordable() {
+                if !self.race_is_measured() && self.effort.is_affordable() {
                     self.effort.begin();
                     self.begin_sample(system);
                 }

@@ -71,11 +71,6 @@ pub(super) struct Running {
 }
 
 impl Racing {
-    /// Is a race under way, or about to begin?
-    pub fn is_busy(&self) -> bool {
-        !matches!(self, Racing::Idle)
-    }
-
     /// Is the window under way over?
     pub fn is_due(&self, mode: RaceMode) -> bool {
         match self {
@@ -105,14 +100,25 @@ impl Racing {
 }
 
 impl Dispatcher {
+    /// Is a race measured, or about to be, which is not to be disturbed?
+    pub(super) fn race_is_measured(&self) -> bool {
+        self.machine.config.race == RaceMode::Measured && !matches!(self.racing, Racing::Idle)
+    }
+
     /// A trace was installed: it may be the racer.
     pub(super) fn trace_installed(&mut self) {
-        if self.racing.is_busy() {
-            return self.racing.changed();
-        }
         let racer = self.machine.fragments().and_then(|mut fragments| fragments.racer());
-        if let Some(racer) = racer {
-            self.racing = Racing::Waiting(racer, 0);
+        let own = match &self.racing {
+            Racing::Idle => None,
+            Racing::Waiting(racer, _) => Some(*racer),
+            Racing::Running(running) => Some(running.racer),
+        };
+        match racer {
+            _ if racer == own => self.racing.changed(),
+            // A race that is over ends at its next step.
+            Some(_) if own.is_some() && self.machine.config.race != RaceMode::Swap => {}
+            Some(racer) => self.racing = Racing::Waiting(racer, 0),
+            None => {}
         }
     }
 

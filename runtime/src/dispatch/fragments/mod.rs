@@ -215,7 +215,7 @@ impl Fragments {
             copies: config.copies_blocks(),
             in_place: config.tier == Tier::Direct,
             judge: config.weighs_traces().then(|| judge(config)),
-            races: Races::new(config.races()),
+            races: Races::new(config.races().then_some(config.race)),
             traces: 0,
             logs: Logs::new(config),
             generation: 0,

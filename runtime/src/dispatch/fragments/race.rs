@@ -20,6 +20,7 @@
 
 use super::Fragments;
 use crate::changes::patches;
+use crate::config::RaceMode;
 use crate::observe::stats::RaceResult;
 use dynasour_emitter::codegen::Request;
 use dynasour_emitter::{EmitError, FragmentId, StartKey};
@@ -42,8 +43,8 @@ pub struct Racer {
 /// What is known of races.
 #[derive(Debug, Default)]
 pub struct Races {
-    /// Do traces race?
-    enabled: bool,
+    /// How traces race; `None` if they do not.
+    mode: Option<RaceMode>,
     racer: Option<Racer>,
     /// Is the racer's head on the floor?
     on_floor: bool,
@@ -52,9 +53,9 @@ pub struct Races {
 }
 
 impl Races {
-    /// No trace has raced yet; none does if not `enabled`.
-    pub fn new(enabled: bool) -> Races {
-        Races { enabled, ..Races::default() }
+    /// No trace has raced yet; none does without a mode.
+    pub fn new(mode: Option<RaceMode>) -> Races {
+        Races { mode, ..Races::default() }
     }
 
     /// All fragments are dropped.
@@ -93,13 +94,18 @@ impl Fragments {
         path: &Path,
         request: &mut Request,
     ) -> Option<Option<StartKey>> {
-        let may_race = self.races.enabled && self.races.racer.is_none() && !patches::is_shared();
+        // A race that never ends gives way to the next one.
+        let is_free = self.races.racer.is_none() || self.races.mode == Some(RaceMode::Swap);
+        let may_race = self.races.mode.is_some() && is_free && !patches::is_shared();
         let key = start_key(path).filter(|_| may_race)?;
         self.emitter.count_starts(request, key).then_some(key)
     }
 
     /// The trace that was to count its starts is installed.
     pub(super) fn note_racer(&mut self, pc: u64, fragment: FragmentId, key: Option<StartKey>) {
+        if let Some(before) = self.racer() {
+            self.end_race(&before, true, false);
+        }
         self.races.racer = Some(Racer { pc, fragment, key });
     }
 
