@@ -30,7 +30,7 @@ impl Budget {
     /// heads are not worth a trace: judging cc1's heads takes at most 4 % of its time).
     pub const LATE: Budget = Budget { free: 8_000_000, part: 25 };
     /// For guests whose code runs in place (guess; too much slows programs that gain nothing).
-    pub const SAMPLED: Budget = Budget { free: 4_000_000, part: 200 };
+    pub const SAMPLED: Budget = Budget { free: 3_000_000, part: 200 };
     /// For guests whose code is interpreted until it is executed often, and whose traces are made
     /// early (guess; too little leaves hot code interpreted).
     pub const EARLY: Budget = Budget { free: 50_000_000, part: 5 };
@@ -44,8 +44,15 @@ const DISCOURAGING: u64 = 16;
 const MOST_REFUSED: u64 = 64;
 
 /// One part in this many of the thread's processor time may be spent on attempts that make traces
-/// (guess; too many delay the program when its traces gain little).
+/// (guess; too many delay a program whose traces gain little).
 const MADE_PART: u64 = 10;
+/// The same for the first trace of a region, before a trace has won a race.
+const FIRST_PART: u64 = 20;
+/// Side traces have this many times the free budget (guess; too few let a trace lose its race because
+/// it has none yet).
+const FREE_SIDE: u64 = 4;
+/// Nanoseconds that compiling takes for each guest instruction of a path (measured: 8,000 to 15,000).
+const PER_INSTRUCTION: u64 = 13_000;
 
 /// What finding and making traces has cost one thread.
 #[derive(Debug)]
@@ -56,6 +63,8 @@ pub struct Effort {
     spent_on_traces: u64,
     /// Has the attempt under way made a trace?
     made: bool,
+    /// Has a trace won a race?
+    won: bool,
     /// Refused attempts since the last trace, and a quarter of those before it.
     refused: u64,
     /// The processor time at which the attempt under way began.
@@ -69,7 +78,16 @@ pub struct Effort {
 impl Effort {
     /// Nothing has been spent. `clock` returns the calling thread's processor time in nanoseconds.
     pub fn new(budget: Option<Budget>, clock: fn() -> u64) -> Effort {
-        Effort { spent: 0, spent_on_traces: 0, made: false, refused: 0, since: None, budget, clock }
+        Effort {
+            spent: 0,
+            spent_on_traces: 0,
+            made: false,
+            won: false,
+            refused: 0,
+            since: None,
+            budget,
+            clock,
+        }
     }
 
     /// May another attempt be made?
@@ -83,9 +101,27 @@ impl Effort {
     /// May a trace be made where another one is left? Whether attempts elsewhere were refused does not
     /// matter.
     pub fn may_extend(&self) -> bool {
+        self.may_spend(0, FREE_SIDE, MADE_PART)
+    }
+
+    /// May a path of this many guest instructions be compiled now, which no trace leads to?
+    pub fn may_compile(&self, instructions: u64) -> bool {
+        let part = if self.won { MADE_PART } else { FIRST_PART };
+        self.may_spend(instructions.saturating_mul(PER_INSTRUCTION), 1, part)
+    }
+
+    /// May this many more nanoseconds be spent on a trace, with so many times the free budget and this
+    /// part of the thread's time?
+    fn may_spend(&self, more: u64, times_free: u64, made_part: u64) -> bool {
         self.budget.is_none_or(|Budget { free, part }| {
-            self.spent_on_traces < free + (self.clock)() / part.min(MADE_PART)
+            let all = free * times_free + (self.clock)() / part.min(made_part);
+            self.spent_on_traces.saturating_add(more) < all
         })
+    }
+
+    /// Notes that a trace has won a race: traces are worth more time.
+    pub fn note_win(&mut self) {
+        self.won = true;
     }
 
     /// Notes the result of an attempt: with `trace`, a trace was made; otherwise it was refused.
@@ -142,6 +178,8 @@ mod tests {
         assert_eq!((effort.spent, effort.spent_on_traces), (600, 600));
         effort.spent = u64::MAX;
         assert!(effort.may_extend() && !effort.is_affordable());
+        let most = Budget::LATE.free / PER_INSTRUCTION;
+        assert!(effort.may_compile(most) && !effort.may_compile(most + 1));
         effort.spent_on_traces = u64::MAX;
         assert!(!effort.may_extend());
     }

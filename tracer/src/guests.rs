@@ -173,6 +173,13 @@ impl DispatchHeads {
         }
     }
 
+    /// The trace noted last for `head` is not made now, but may be later.
+    pub fn postpone(&mut self, head: u64) {
+        if let Some(h) = self.heads.get_mut(&head) {
+            h.keys.pop();
+        }
+    }
+
     /// The fragments of `head` have been dropped.
     pub fn forget(&mut self, head: u64) {
         self.heads.remove(&head);

@@ -57,6 +57,8 @@ pub enum AbortReason {
     Vdso,
     /// Guest code runs in place, where it could see that an x87 instruction was executed elsewhere.
     X87InPlace,
+    /// Compiling the path would take more time than may be spent now.
+    TooDear,
     /// Plain stores may change the code.
     WritableCode,
     /// The emitter refused the trace.

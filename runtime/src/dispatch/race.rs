@@ -215,6 +215,9 @@ impl Dispatcher {
         mut fragments: MutexGuard<'_, Fragments>,
     ) {
         let kept = judgement.verdict != Verdict::Floor;
+        if judgement.verdict == Verdict::Trace {
+            self.effort.note_win();
+        }
         fragments.end_race(racer, kept, true);
         fragments.note_judgement(racer.pc, judgement);
         drop(fragments);

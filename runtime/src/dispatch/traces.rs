@@ -76,20 +76,29 @@ impl Dispatcher {
                         }
                     }
                     Err(failure) => {
-                        if path.guest.is_some() {
-                            self.selector.traces.dispatch.fail(path.head, true);
+                        let dispatch = &mut self.selector.traces.dispatch;
+                        match failure {
+                            _ if path.guest.is_none() => {}
+                            Failure::Refused(AbortReason::TooDear) => dispatch.postpone(path.head),
+                            _ => dispatch.fail(path.head, true),
                         }
-                        self.failed(path.head, failure);
+                        self.failed(path.head, failure, path.guest.is_some());
                     }
                 }
             }
-            Selected::Aborted(head, reason) => self.failed(head, Failure::Refused(reason)),
+            Selected::Aborted(head, reason) => {
+                self.failed(head, Failure::Refused(reason), false);
+            }
         }
     }
 
     /// Compiles a recorded path into a fragment. Only planning and installing it take the lock of
     /// the fragments.
     fn compile(&mut self, path: &Path) -> Result<(), Failure> {
+        let instructions = path.steps.iter().map(|step| u64::from(step.block.count)).sum();
+        if self.side_request.is_none() && !self.effort.may_compile(instructions) {
+            return Err(Failure::Refused(AbortReason::TooDear));
+        }
         let (config, policy, side) =
             (&self.machine.config, &self.selector.traces.policy, self.side_request.take());
         let Some(mut fragments) = self.machine.fragments() else { return Err(Failure::Stale) };
@@ -108,8 +117,8 @@ impl Dispatcher {
     }
 
     /// No trace was made for `head`: counts the reason, and penalises the head if that is due to
-    /// the path.
-    fn failed(&mut self, head: u64, failure: Failure) {
+    /// the path. If that is a loop of an interpreted program, another loop there may do better.
+    fn failed(&mut self, head: u64, failure: Failure, is_guest_loop: bool) {
         let reason = match failure {
             Failure::Full | Failure::Stale => AbortReason::Flushed,
             Failure::Refused(reason) => reason,
@@ -125,7 +134,9 @@ impl Dispatcher {
             Failure::Full => self.overflowed(),
             // Another thread may have made a fragment there.
             Failure::Stale => self.mark(head),
-            Failure::Refused(AbortReason::NoGain) => {
+            // The head gets hot again when there is more time.
+            Failure::Refused(AbortReason::TooDear) => {}
+            Failure::Refused(AbortReason::NoGain) if !is_guest_loop => {
                 self.selector.traces.heads.give_up(head, &self.selector.traces.policy)
             }
             Failure::Refused(_) => self.selector.traces.heads.penalise(head),
@@ -277,15 +288,7 @@ impl Dispatcher {
     pub(super) fn record_side_trace(&mut self, context: &ThreadContext, side: SideRequest) {
         self.arrival = Arrival::WithoutProgress;
         if !self.effort.may_extend() {
-            let code = self.interp.code();
-            let stub = self.machine.fragments().and_then(|mut fragments| {
-                fragments.postpone_side_trace(side, &*code, &self.selector.traces.policy);
-                fragments.take_wanted_stub()
-            });
-            if let Some(work) = stub {
-                self.make_stub(&work);
-            }
-            return;
+            return self.postpone_side_trace(side);
         }
         let given_up =
             self.selector.traces.heads.is_blacklisted(context.rip, &self.selector.traces.policy);
@@ -313,6 +316,18 @@ impl Dispatcher {
                     self.make_stub(&work);
                 }
             }
+        }
+    }
+
+    /// No side trace is made for an exit now: see [`super::fragments::Fragments::postpone_side_trace`].
+    fn postpone_side_trace(&mut self, side: SideRequest) {
+        let code = self.interp.code();
+        let stub = self.machine.fragments().and_then(|mut fragments| {
+            fragments.postpone_side_trace(side, &*code, &self.selector.traces.policy);
+            fragments.take_wanted_stub()
+        });
+        if let Some(work) = stub {
+            self.make_stub(&work);
         }
     }
 
