@@ -91,7 +91,7 @@ pub struct Path {
     /// Set if the path is a loop of the program that the guest interprets.
     pub guest: Option<GuestLoop>,
     /// The state at the head when it was recorded.
-    pub entry: EntryState,
+    pub entry: Box<EntryState>,
     /// How often the guest kept to the path after the recording, if that was observed.
     pub runs: Option<Runs>,
 }

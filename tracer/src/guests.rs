@@ -26,7 +26,7 @@
 use crate::build::{self, Path, Step, TraceShape};
 use crate::policy::DefaultPolicy;
 use dynasour_guest::lift::LiftedBlock;
-use dynasour_ir::predict::{EntryState, Surroundings};
+use dynasour_ir::predict::Surroundings;
 use dynasour_ir::{Gpr, GuestTerm, Inst, Loc, Mem, Op, Operand, Term, Ty, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -238,7 +238,7 @@ pub(crate) fn find_greens(steps: &[Step], gpr: &[u64; 16]) -> Vec<Green> {
         steps: steps.to_vec(),
         stable: Vec::new(),
         guest: None,
-        entry: EntryState::default(),
+        entry: Box::default(),
         runs: None,
     };
     let Ok((version, targets)) = build::with_targets(&path, &DefaultPolicy::default()) else {

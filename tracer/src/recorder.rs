@@ -429,7 +429,7 @@ impl Recorder {
                 steps,
                 stable: Vec::new(),
                 guest: Some(guest),
-                entry: around.into(),
+                entry: Box::new(around.into()),
                 runs: None,
             };
             return Recording::Done(path, EndReason::GuestLoop);
@@ -551,7 +551,7 @@ impl Recorder {
             steps: std::mem::take(&mut self.steps),
             stable: std::mem::take(&mut self.stable),
             guest: None,
-            entry: self.entry,
+            entry: Box::new(self.entry),
             runs: None,
         };
         Recording::Done(path, reason)

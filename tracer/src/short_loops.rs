@@ -139,7 +139,6 @@ mod tests {
     use super::*;
     use crate::build::Step;
     use dynasour_guest::lift::{Bytes, MAX_BLOCK, lift_block};
-    use dynasour_ir::predict::EntryState;
     use std::rc::Rc;
 
     const HEAD: u64 = 0x1000;
@@ -156,7 +155,7 @@ mod tests {
             steps,
             stable: Vec::new(),
             guest: None,
-            entry: EntryState::default(),
+            entry: Box::default(),
             runs: None,
         };
         Probe::new(path, EndReason::Cycle).expect("a small loop is observed")

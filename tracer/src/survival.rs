@@ -142,7 +142,6 @@ mod tests {
     use super::*;
     use crate::build::Step;
     use dynasour_guest::lift::{Bytes, MAX_BLOCK, lift_block};
-    use dynasour_ir::predict::EntryState;
     use std::rc::Rc;
 
     const HEAD: u64 = 0x1000;
@@ -159,7 +158,7 @@ mod tests {
             steps,
             stable: Vec::new(),
             guest: None,
-            entry: EntryState::default(),
+            entry: Box::default(),
             runs: None,
         };
         Survival::new(path, EndReason::Cycle)

@@ -183,7 +183,6 @@ fn suffices(path: &Path, all: i64, ordinary: i64, indirect: i64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dynasour_ir::predict::EntryState;
 
     fn path(shape: TraceShape, runs: Option<Runs>) -> Path {
         Path {
@@ -192,7 +191,7 @@ mod tests {
             steps: Vec::new(),
             stable: Vec::new(),
             guest: None,
-            entry: EntryState::default(),
+            entry: Box::default(),
             runs,
         }
     }

@@ -311,7 +311,7 @@ fn a_restartable_instruction_has_an_anchor_at_its_own_pc() {
         steps: vec![Step { block, next: CODE, observed: None }],
         stable: Vec::new(),
         guest: None,
-        entry: EntryState::default(),
+        entry: Box::default(),
         runs: None,
     };
     let version = build::build(&path, "t1", Context::default(), &DefaultPolicy::default())

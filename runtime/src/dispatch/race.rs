@@ -1,5 +1,5 @@
 //! When a trace races with its floor, and which of them runs now ([`dynasour_tracer::race`] has the
-//! rules, [`super::fragments::race`] the links).
+//! rules, [`super::fragments`] the links).
 //!
 //! ```text
 //!                 trace installed          gate made             verdict
@@ -255,7 +255,7 @@ impl Running {
         };
         match self.windows >= FORCED_WINDOWS {
             true => Next::Ended(Judgement { verdict, times: [0; 2], error: 0, rounds: 0 }),
-            false if self.windows % 2 == 0 => Next::Window(Side::Trace),
+            false if self.windows.is_multiple_of(2) => Next::Window(Side::Trace),
             false => Next::Window(Side::FloorTwice),
         }
     }
