@@ -37,7 +37,7 @@ pub struct Surroundings<'a> {
 
 /// The registers of a state, which can be kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct EntryState {
+pub struct Registers {
     /// General registers by number.
     pub gpr: [u64; 16],
     /// The rflags image.
@@ -46,16 +46,16 @@ pub struct EntryState {
     pub segments: [u64; 2],
 }
 
-impl EntryState {
+impl Registers {
     /// This state, with the memory that `read` reads.
     pub fn with<'a>(&'a self, read: &'a dyn Fn(u64, u32) -> Option<u64>) -> Surroundings<'a> {
         Surroundings { gpr: &self.gpr, rflags: self.rflags, segments: self.segments, read }
     }
 }
 
-impl From<&Surroundings<'_>> for EntryState {
-    fn from(around: &Surroundings<'_>) -> EntryState {
-        EntryState { gpr: *around.gpr, rflags: around.rflags, segments: around.segments }
+impl From<&Surroundings<'_>> for Registers {
+    fn from(around: &Surroundings<'_>) -> Registers {
+        Registers { gpr: *around.gpr, rflags: around.rflags, segments: around.segments }
     }
 }
 

@@ -48,7 +48,7 @@ use crate::survival::Runs;
 use body::Body;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_guest::lift::class::sets_x87_pointer;
-use dynasour_ir::predict::{EntryState, Prediction};
+use dynasour_ir::predict::{Prediction, Registers};
 use dynasour_ir::{
     AnchorId, Block, BlockId, Context, Gpr, Inst, Loc, Op, Operand, Term, Value, Version,
 };
@@ -91,7 +91,7 @@ pub struct Path {
     /// Set if the path is a loop of the program that the guest interprets.
     pub guest: Option<GuestLoop>,
     /// The state at the head when it was recorded.
-    pub entry: Box<EntryState>,
+    pub entry: Box<Registers>,
     /// How often the guest kept to the path after the recording, if that was observed.
     pub runs: Option<Runs>,
 }

@@ -36,7 +36,7 @@ use crate::guests::{self, DispatchHeads, Green, GuestLoop, Key};
 use crate::policy::SpeculationPolicy;
 use crate::short_loops;
 use dynasour_guest::lift::LiftedBlock;
-use dynasour_ir::predict::{EntryState, Prediction, Surroundings, predict};
+use dynasour_ir::predict::{Prediction, Registers, Surroundings, predict};
 use dynasour_ir::{GuestTerm, Term};
 use std::rc::Rc;
 
@@ -154,7 +154,7 @@ pub struct Recorder {
     /// See [`Path::stable`].
     stable: Vec<(dynasour_ir::Gpr, u64)>,
     /// The state at the head.
-    entry: EntryState,
+    entry: Registers,
     steps: Vec<Step>,
     /// Functions that the path has called and not returned from.
     callees: Vec<u64>,
@@ -231,7 +231,7 @@ impl Recorder {
         head: u64,
         kind: HeadKind,
         stable: Vec<(dynasour_ir::Gpr, u64)>,
-        entry: EntryState,
+        entry: Registers,
         policy: &dyn SpeculationPolicy,
     ) -> Recorder {
         Recorder {

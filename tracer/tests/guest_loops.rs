@@ -4,7 +4,7 @@
 use dynasour_guest::lift::{Bytes, LiftedBlock, MAX_BLOCK, lift_block};
 use dynasour_ir::eval::{Leave, Machine, ModelMachine, NoHooks, State, run};
 use dynasour_ir::opt::{OptOptions, optimise};
-use dynasour_ir::predict::EntryState;
+use dynasour_ir::predict::Registers;
 use dynasour_ir::verify::assert_valid;
 use dynasour_ir::{Context, Op};
 use dynasour_tracer::{
@@ -88,7 +88,7 @@ impl Interpreter {
         known: TargetKind,
     ) -> Result<(Path, EndReason), String> {
         let policy = DefaultPolicy::default();
-        let entry = EntryState { gpr: state.gpr, ..EntryState::default() };
+        let entry = Registers { gpr: state.gpr, ..Registers::default() };
         let mut recorder = Recorder::new(self.head, HeadKind::Other, Vec::new(), entry, &policy);
         let mut block = self.block(self.head);
         loop {

@@ -4,7 +4,7 @@
 use dynasour_guest::lift::{Bytes, LiftedBlock, MAX_BLOCK, lift_block};
 use dynasour_ir::eval::check::{Checked, Code, Limits, check};
 use dynasour_ir::eval::{Leave, ModelMachine, NoHooks, State, run};
-use dynasour_ir::predict::EntryState;
+use dynasour_ir::predict::Registers;
 use dynasour_ir::verify::assert_valid;
 use dynasour_ir::{Context, Effects, Fact, Inst, Operand, Version};
 use dynasour_tracer::{
@@ -61,7 +61,7 @@ impl Program {
             .filter(|g| stable & (1 << g.number()) != 0)
             .map(|g| (g, state.gpr[g.number()]))
             .collect();
-        let mut recorder = Recorder::new(head, kind, stable, EntryState::default(), &policy);
+        let mut recorder = Recorder::new(head, kind, stable, Registers::default(), &policy);
         let mut pc = head;
         loop {
             let block = self.lifted(pc).expect("the program stays in its code");

@@ -20,7 +20,7 @@ mod world;
 use dynasour_emitter::{EntryState, ExitId, FragmentId, SiteKind};
 use dynasour_guest::lift::{MAX_BLOCK, lift_block};
 use dynasour_ir::opt::{OptOptions, PASSES, PIPELINE, optimise_with};
-use dynasour_ir::predict::EntryState;
+use dynasour_ir::predict::Registers;
 use dynasour_ir::{Context, Fact, Gpr, Version};
 use dynasour_runtime::interp::Stop;
 use dynasour_testkit::code::Random;
@@ -202,7 +202,7 @@ fn record(world: &mut World, start: &State, random: &mut Random) -> Option<Path>
         Vec::new()
     };
     let policy = DefaultPolicy::default();
-    let entry = EntryState { gpr: start.context.gpr, ..EntryState::default() };
+    let entry = Registers { gpr: start.context.gpr, ..Registers::default() };
     let mut recorder = Recorder::new(start.context.rip, HeadKind::Other, stable, entry, &policy);
     world.begin(start);
     loop {
