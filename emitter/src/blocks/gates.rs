@@ -20,15 +20,14 @@
 //! Example: a trace of the loop at 0x1000 was made. While the race measures the blocks, links to
 //! 0x1000 lead to the gate.
 
+use super::head_counters::{Front, NO_COUNTER};
 use super::removal::Key;
-use super::stack_returns::Landings;
-use super::{BODY, Block, Blocks, Link, NONE, STUB};
+use super::{Blocks, NONE};
 use crate::asm::{Assembler, Mem, RCX};
 use crate::cache::{Cache, CacheError};
 use crate::codegen::count::{self, KeyRegister};
 use crate::transfers::indirect::SAVE_RCX;
 use dynasour_guest::context::offset;
-use std::sync::atomic::AtomicU32;
 
 /// The words of a race.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,56 +100,10 @@ impl Blocks {
         code.jmp();
         let field = code.len() - 4;
         let key = Key::of_gate(code.len());
-        let slot = self.free.slot(key);
-        let (start, cold, first_link) = match slot.and_then(|slot| self.blocks.get(slot as usize)) {
-            Some(gone) => (
-                self.base + u64::from(gone.start),
-                self.base + u64::from(gone.cold),
-                gone.first_link,
-            ),
-            None => {
-                let fits = |start: u64| (start + field as u64) % 8 <= 4;
-                let start = cache.alloc_hot_where(code.len(), fits)?;
-                (start, cache.alloc_cold(STUB)?, self.links.len() as u32)
-            }
-        };
-        for (end, word) in relative {
-            let distance = word.wrapping_sub(start + end as u64) as u32;
-            code[end - 4..end].copy_from_slice(&distance.to_le_bytes());
-        }
-        let start_offset = (start - self.base) as u32;
-        let link = Link::new(start_offset + field as u32, (cold - self.base) as u32, place | BODY);
-        let distance = self.target(&link).wrapping_sub(start + field as u64 + 4) as u32;
-        code[field..field + 4].copy_from_slice(&distance.to_le_bytes());
-        let out = self.stub_bytes(link.out, super::FIRST_LINK + first_link);
-        cache.write(start, &code);
-        cache.write(cold, &out);
-        match self.links.get_mut(first_link as usize) {
-            Some(gone) => *gone = link,
-            None => self.links.push(link),
-        }
-        self.join(first_link);
-        let index = self.put_block(
-            slot,
-            Block {
-                pc: self.places[place as usize].pc,
-                start: start_offset,
-                len: code.len() as u16,
-                prefix: 0,
-                via: 0,
-                links: 1,
-                first_link,
-                cold: (cold - self.base) as u32,
-                counter: NONE,
-                place,
-                node: NONE,
-                landings: Landings::default(),
-                key,
-                unlinked: AtomicU32::new(0),
-            },
-        );
+        let front = Front { code, field, words: &relative, key, number: NO_COUNTER };
+        let (start, index) = self.put_in_front(place, front, cache)?;
         self.places[place as usize].made[2] = index;
-        Ok(Some(start_offset))
+        Ok(Some(start))
     }
 
     /// The offset of the gate of `place`.

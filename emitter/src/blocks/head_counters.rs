@@ -73,6 +73,22 @@ struct Counter {
     since: AtomicU64,
 }
 
+/// Code that stands in front of a place's block: a counter, or a gate.
+pub(super) struct Front<'c> {
+    /// The code, up to its way out if it has one.
+    pub code: Vec<u8>,
+    /// The offset of the field of the jump to the block.
+    pub field: usize,
+    /// The ends of fields that are relative to them, with the words that they lead to.
+    pub words: &'c [(usize, u64)],
+    pub key: Key,
+    /// The number of the counter by which it leaves, or [`NO_COUNTER`]: then it never leaves.
+    pub number: usize,
+}
+
+/// See [`Front::number`].
+pub(super) const NO_COUNTER: usize = NONE as usize;
+
 /// The state of a counter that has left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Count {
@@ -189,58 +205,9 @@ impl Blocks {
         code.jmp();
         code.load(RCX, saved);
         debug_assert_eq!(code.len(), FIELD + 4 + 9);
-
-        let slot = self.free.slot(Key::COUNTER);
-        let (start, cold, first_link) = match slot.and_then(|slot| self.blocks.get(slot as usize)) {
-            Some(gone) => (
-                self.base + u64::from(gone.start),
-                self.base + u64::from(gone.cold),
-                gone.first_link,
-            ),
-            None => {
-                let start = cache
-                    .alloc_hot_where(code.len() + STUB, |start| (start + FIELD as u64) % 8 <= 4)?;
-                (start, cache.alloc_cold(STUB)?, self.links.len() as u32)
-            }
-        };
-        for end in [load, store] {
-            let relative = word.wrapping_sub(start + end as u64) as u32;
-            code[end - 4..end].copy_from_slice(&relative.to_le_bytes());
-        }
-        let start_offset = (start - self.base) as u32;
-        let link = Link::new(start_offset + FIELD as u32, (cold - self.base) as u32, place | BODY);
-        let relative = self.target(&link).wrapping_sub(start + FIELD as u64 + 4) as u32;
-        code[FIELD..FIELD + 4].copy_from_slice(&relative.to_le_bytes());
-        let hot = self.stub_bytes(start_offset + code.len() as u32, FIRST_COUNTER + number as u32);
-        code.extend(hot);
-        let out = self.stub_bytes(link.out, super::FIRST_LINK + first_link);
-        cache.write(start, &code);
-        cache.write(cold, &out);
-        match self.links.get_mut(first_link as usize) {
-            Some(gone) => *gone = link,
-            None => self.links.push(link),
-        }
-        self.join(first_link);
-        let pc = self.places[place as usize].pc;
-        let index = self.put_block(
-            slot,
-            Block {
-                pc,
-                start: start_offset,
-                len: code.len() as u16,
-                prefix: 0,
-                via: 0,
-                links: 1,
-                first_link,
-                cold: (cold - self.base) as u32,
-                counter: number as u32,
-                place,
-                node: NONE,
-                landings: Landings::default(),
-                key: Key::COUNTER,
-                unlinked: AtomicU32::new(0),
-            },
-        );
+        let words = [load, store].map(|end| (end, word));
+        let front = Front { code, field: FIELD, words: &words, key: Key::COUNTER, number };
+        let (start_offset, index) = self.put_in_front(place, front, cache)?;
         if matches!(counts, Counted::Head(_)) {
             self.places[place as usize].made[1] = index;
         }
@@ -251,6 +218,67 @@ impl Blocks {
             None => self.heads.counters.push(counter),
         }
         Ok(Some(start_offset))
+    }
+
+    /// Puts code in front of the block of `place`. Returns its offset in the cache and its index.
+    pub(super) fn put_in_front(
+        &mut self,
+        place: u32,
+        front: Front<'_>,
+        cache: &mut Cache,
+    ) -> Result<(u32, u32), CacheError> {
+        let Front { mut code, field, words, key, number } = front;
+        let leaves = if number == NO_COUNTER { 0 } else { STUB };
+        let slot = self.free.slot(key);
+        let (start, cold, first_link) = match slot.and_then(|slot| self.blocks.get(slot as usize)) {
+            Some(gone) => (
+                self.base + u64::from(gone.start),
+                self.base + u64::from(gone.cold),
+                gone.first_link,
+            ),
+            None => {
+                let fits = |start: u64| (start + field as u64) % 8 <= 4;
+                let start = cache.alloc_hot_where(code.len() + leaves, fits)?;
+                (start, cache.alloc_cold(STUB)?, self.links.len() as u32)
+            }
+        };
+        for &(end, word) in words {
+            let relative = word.wrapping_sub(start + end as u64) as u32;
+            code[end - 4..end].copy_from_slice(&relative.to_le_bytes());
+        }
+        let start_offset = (start - self.base) as u32;
+        let link = Link::new(start_offset + field as u32, (cold - self.base) as u32, place | BODY);
+        let relative = self.target(&link).wrapping_sub(start + field as u64 + 4) as u32;
+        code[field..field + 4].copy_from_slice(&relative.to_le_bytes());
+        if leaves != 0 {
+            let at = start_offset + code.len() as u32;
+            code.extend(self.stub_bytes(at, FIRST_COUNTER + number as u32));
+        }
+        let out = self.stub_bytes(link.out, super::FIRST_LINK + first_link);
+        cache.write(start, &code);
+        cache.write(cold, &out);
+        match self.links.get_mut(first_link as usize) {
+            Some(gone) => *gone = link,
+            None => self.links.push(link),
+        }
+        self.join(first_link);
+        let block = Block {
+            pc: self.places[place as usize].pc,
+            start: start_offset,
+            len: code.len() as u16,
+            prefix: 0,
+            via: 0,
+            links: 1,
+            first_link,
+            cold: (cold - self.base) as u32,
+            counter: number as u32,
+            place,
+            node: NONE,
+            landings: Landings::default(),
+            key,
+            unlinked: AtomicU32::new(0),
+        };
+        Ok((start_offset, self.put_block(slot, block)))
     }
 
     /// Makes a place a head: a link leads there backward, by a call (`called`) or from a fragment.
