@@ -31,9 +31,27 @@ pub(super) struct Entrances {
     wanted: Option<u64>,
     /// How often the runtime has led the thread to heads without a patch, since the last patch there.
     arrivals: FxHashMap<u64, u32>,
+    /// How often the guest has jumped into the patch at each head.
+    traps: FxHashMap<u64, u32>,
 }
 
+/// A patch into which the guest jumps this often is withdrawn (guess: each time costs as much as some
+/// thousand instructions; too few withdraw patches that are worth it).
+const MOST_TRAPS: u32 = 200;
+
 impl Entrances {
+    /// The guest has jumped into the patch at `head`. Is the patch to be withdrawn?
+    fn trapped(&mut self, head: u64) -> bool {
+        let traps = self.traps.entry(head).or_default();
+        *traps = traps.saturating_add(1);
+        *traps == MOST_TRAPS
+    }
+
+    /// Was the patch at `head` withdrawn?
+    fn is_withdrawn(&self, head: u64) -> bool {
+        self.traps.get(&head).is_some_and(|traps| *traps >= MOST_TRAPS)
+    }
+
     /// A trace was made at `head`.
     pub fn made(&mut self, head: u64) {
         self.arrivals.remove(&head);
@@ -86,7 +104,8 @@ impl Dispatcher {
     /// thread is outside.
     pub(super) fn patch_head(&mut self, system: &System) {
         let Some(head) = self.entrances.wanted.take() else { return };
-        if !self.machine.is_direct() || patches::leads_to_trace(head) {
+        let is_withdrawn = self.entrances.is_withdrawn(head);
+        if is_withdrawn || !self.machine.is_direct() || patches::leads_to_trace(head) {
             return;
         }
         let code = self.interp.code();
@@ -123,6 +142,17 @@ impl Dispatcher {
     }
 }
 
+impl Dispatcher {
+    /// The guest has jumped into the patch at `head`, which is withdrawn if that happens often. The
+    /// thread is outside.
+    pub(super) fn jumped_into_patch(&mut self, head: u64) {
+        if patches::leads_to_trace(head) && self.entrances.trapped(head) {
+            let _exclusive = self.machine.pages.exclusive();
+            patches::take_back(&(head..head + 1));
+        }
+    }
+}
+
 /// Reserves a trampoline; the guest's address space does not have its page any more.
 pub(super) fn reserve_trampoline(system: &System, head: u64, inner: u8) -> Option<u64> {
     let mut memory = system.process.memory();
@@ -132,6 +162,14 @@ pub(super) fn reserve_trampoline(system: &System, head: u64, inner: u8) -> Optio
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_patch_that_traps_often_is_withdrawn_once() {
+        let mut entrances = Entrances::default();
+        let withdrawn = (0..2 * MOST_TRAPS).filter(|_| entrances.trapped(0x1000)).count();
+        assert_eq!(withdrawn, 1);
+        assert!(entrances.is_withdrawn(0x1000) && !entrances.is_withdrawn(0x2000));
+    }
 
     #[test]
     fn patches_are_tried_ever_more_seldom() {

@@ -282,6 +282,7 @@ impl Dispatcher {
         system: &mut System,
         start: u64,
     ) -> Outcome {
+        self.jumped_into_patch(start);
         let patch = start..start + patches::LEN as u64;
         while patch.contains(&context.rip) {
             if !self.peer.enter(context) {

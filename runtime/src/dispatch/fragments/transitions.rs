@@ -179,6 +179,18 @@ impl Fragments {
             return Ok(FoundCode::Nothing);
         }
         if self.in_place {
+            // The head of a trace that does not lead there now has a patch, so it is executed by way
+            // of its block.
+            if arrival != Arrival::WithoutProgress
+                && self.races.is_on_floor(pc)
+                && !self.retired
+                && self.emitter.block_entry(pc).is_some()
+                && let Copied::Entry(entry) = self.emitter.copy(pc, code)?
+            {
+                self.stats.native_entries += 1;
+                let point = self.emitter.copy_entry_point(entry);
+                return Ok(FoundCode::Native(NativeEntry { point, forced: None }));
+            }
             return Ok(FoundCode::InPlace);
         }
         if self.retired {
