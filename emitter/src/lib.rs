@@ -45,7 +45,7 @@ pub use codegen::silence_allocator;
 pub use codegen::{CodegenError, CompiledCode};
 pub use cpu::ticks;
 pub use emitter::links;
-pub use emitter::race::StartKey;
+pub use emitter::race::{StartKey, can_tell_start};
 pub use emitter::{
     CompiledStub, Config, Deopt, Emitter, EntryPoint, EntryState, ExitReason, StubRequest,
     StubTarget,

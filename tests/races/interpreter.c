@@ -36,6 +36,12 @@ int main(int argc, char **argv) {
     int runs = argc > 1 ? atoi(argv[1]) : 3000;
     static const int32_t code[] = {SET, 7, /* 2: */ ADD, XOR, 3, ADD, NEXT, 2, END};
     int64_t all = 0;
+    /* With a second argument: a plain loop, whose variables are in memory without optimisation. */
+    if (argc > 2) {
+        for (int64_t i = 0; i < runs * 1000ll; i++)
+            all = all * 31 + (i ^ (all >> 3));
+        runs = 1;
+    }
     for (int k = 0; k < runs; k++) {
         sigset_t set;
         all = all * 31 + run(code, 300 + k % 5);

@@ -4,8 +4,8 @@
 //! trace that saves less than its entries and exits cost makes the guest slower, and making it
 //! costs as much as executing it some hundred thousand times. So a recorded path is judged three
 //! times, each time with more knowledge:
-//! * as it was recorded, by what a trace could save at best ([`Judge::promises`]); most paths of optimised
-//!   code are refused here;
+//! * as it was recorded, by what a trace could save at best ([`Judge::promises`]); most paths of
+//!   optimised code are refused here;
 //! * by how often the guest was seen to keep to the path ([`crate::survival`]);
 //! * as a fragment, by the cost of its code and of the blocks' ([`dynasour_guest::cost`]):
 //!   [`Judge::pays`].

@@ -32,7 +32,11 @@ impl Emitter {
     /// Lets the trace that is compiled for `request` count its starts. False if that cannot be done.
     pub fn count_starts(&self, request: &mut Request, key: Option<StartKey>) -> bool {
         let words = [RaceWord::Entered, RaceWord::Looped].map(|word| self.blocks.race_word(word));
-        let ([Some(entered), Some(looped)], true) = (words, is_possible(key)) else { return false };
+        let ([Some(entered), Some(looped)], true) =
+            (words, key.is_none_or(|(g, _)| can_tell_start(g)))
+        else {
+            return false;
+        };
         let key = key.map(|(g, value)| (g.number() as u8, value));
         request.host.starts = Some(Starts { key, entered, looped });
         true
@@ -45,7 +49,7 @@ impl Emitter {
     /// [`EmitError::is_full`] asks the caller to [`Emitter::flush_all`].
     pub fn make_gate(&mut self, pc: u64, key: Option<StartKey>) -> Result<bool, EmitError> {
         let Some((place, block)) = self.blocks.place_and_block(pc) else { return Ok(false) };
-        if block == 0 || !is_possible(key) {
+        if block == 0 || !key.is_none_or(|(g, _)| can_tell_start(g)) {
             return Ok(false);
         }
         if self.blocks.gate_of(place).is_some() {
@@ -84,7 +88,7 @@ impl Emitter {
     }
 }
 
-/// Can the code that counts compare the key's register? It uses rcx itself, and rsp is no index.
-fn is_possible(key: Option<StartKey>) -> bool {
-    key.is_none_or(|(g, _)| g != Gpr::RCX && g != Gpr::RSP)
+/// Can the code that counts compare this register of a key? It uses rcx itself, and rsp is no index.
+pub fn can_tell_start(register: Gpr) -> bool {
+    register != Gpr::RCX && register != Gpr::RSP
 }

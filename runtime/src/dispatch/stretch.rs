@@ -140,11 +140,12 @@ impl Dispatcher {
             if context.pending.load(Ordering::Relaxed) != 0 {
                 return Ended::Stopped(Stop::Pending);
             }
-            let is_recording = self.selector.traces.is_recording();
-            if !is_recording && self.racing.is_due(self.machine.config.race) && progressed {
+            if std::mem::replace(&mut progressed, true)
+                && !self.selector.traces.is_recording()
+                && self.racing.is_due(self.machine.config.race)
+            {
                 return Ended::Race;
             }
-            progressed = true;
             let ended = match self.next_execution(context, &*code) {
                 Execution::Native(entry) => {
                     let point = entry.point;

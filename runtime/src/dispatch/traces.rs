@@ -240,8 +240,8 @@ impl Dispatcher {
         }
         let kind = if fragments.is_function(pc) { HeadKind::Function } else { HeadKind::Other };
         if self.race_is_measured() || !self.effort.is_affordable() {
-            // A race is not to be disturbed. Or the thread has used up its time for traces. The head is tried again later, when the
-            // guest has run longer.
+            // A race is not to be disturbed, or the thread has used up its time for traces. The head
+            // is tried again later, when the guest has run longer.
             return fragments.postpone(pc, counter, executions);
         }
         drop(fragments);

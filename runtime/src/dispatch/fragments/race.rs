@@ -23,9 +23,8 @@ use crate::changes::patches;
 use crate::config::RaceMode;
 use crate::observe::stats::RaceResult;
 use dynasour_emitter::codegen::Request;
-use dynasour_emitter::{EmitError, FragmentId, StartKey};
+use dynasour_emitter::{EmitError, FragmentId, StartKey, can_tell_start};
 use dynasour_guest::decode::Fetch;
-use dynasour_ir::Gpr;
 use dynasour_tracer::Path;
 use dynasour_tracer::race::{Judgement, Side};
 use rustc_hash::FxHashSet;
@@ -80,9 +79,7 @@ impl Races {
 /// tells it.
 fn start_key(path: &Path) -> Option<Option<StartKey>> {
     let Some(guest) = &path.guest else { return Some(None) };
-    let tells = |(g, _): &&StartKey| {
-        guest.stable & 1 << g.number() == 0 && *g != Gpr::RCX && *g != Gpr::RSP
-    };
+    let tells = |(g, _): &&StartKey| guest.stable & 1 << g.number() == 0 && can_tell_start(*g);
     guest.registers.iter().find(tells).map(|key| Some(*key))
 }
 
