@@ -43,6 +43,30 @@ fn short_loops_stand_where_they_are_fast() {
     assert!(offsets.iter().all(|offset| *offset == offsets[0] && *offset != 0), "{offsets:?}");
 }
 
+/// What leads to the middle of a patch executes the displaced instructions that are left, and is never
+/// led in place, where it would trap.
+#[test]
+fn nothing_leads_in_place_among_displaced_instructions() {
+    // `test r8d, r8d; jne +9; nop`, and the same again.
+    let half = [0x45, 0x85, 0xc0, 0x0f, 0x85, 9, 0, 0, 0, 0x90];
+    let bytes = [&half[..], &half, &[0xcc; 32]].concat();
+    let code = Bytes { start: START, bytes: &bytes };
+    let mut bench = Bench::in_place();
+    let first = |emitter: &mut Emitter, pc: u64| {
+        let entry = entry(emitter, pc, &bytes[(pc - START) as usize..]);
+        // SAFETY: at least this many bytes of code stand there.
+        unsafe { std::slice::from_raw_parts(entry as *const u8, 5).to_vec() }
+    };
+    for pc in [START, START + 3] {
+        assert_eq!(first(&mut bench.emitter, pc)[0], 0xe9, "its way out");
+    }
+    let entrance = bench.emitter.entrance(START, START + 9, &code).expect("room");
+    assert!(entrance.is_some());
+    assert_eq!(first(&mut bench.emitter, START)[..3], half[..3], "displaced");
+    assert_ne!(first(&mut bench.emitter, START + 3)[0], 0xe9, "the branch alone");
+    assert_eq!(first(&mut bench.emitter, START + 9)[0], 0xe9, "behind the patch, in place");
+}
+
 /// Fails its guard unless rdx is 7, before anything has been done; more values are live at once
 /// than registers are free.
 fn guarded(pc: u64) -> Version {

@@ -16,8 +16,9 @@
 //!                                                     └──► block: displaced instructions ──► behind
 //! ```
 //!
-//! Data: [`InPlace`], part of [`Blocks`]. Invariant: a block of a patched pc is never a jump to its
-//! way out, since that would lead back to the patch without executing anything. The caller holds
+//! Data: [`InPlace`], part of [`Blocks`]. Invariant: a block among displaced instructions is never a
+//! jump to its way out: that would lead back to the patch without executing anything, or into the
+//! middle of it, which traps. It executes the displaced instructions from its pc on. The caller holds
 //! the emitter.
 //!
 //! Example: a trace leaves to 0x1080. The first time it comes to the runtime; `copy(0x1080)` makes
@@ -32,6 +33,7 @@ use crate::fragment::Fragment;
 use crate::transfers::indirect::{Indirect, Via};
 use dynasour_guest::decode::Fetch;
 use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Makes code in the low 4 GiB that goes on with the guest's own code at `pc` in canonical state, as
@@ -44,8 +46,8 @@ pub(super) struct InPlace {
     make: WayOut,
     /// The addresses of the ways out, by their pcs. They stay for good.
     ways_out: FxHashMap<u64, u32>,
-    /// The end of the instructions that a patch has replaced, by the patch's pc.
-    displaced: FxHashMap<u64, u64>,
+    /// The end of the instructions that a patch has replaced, by the patch's pc. They do not overlap.
+    displaced: BTreeMap<u64, u64>,
     /// The address of the entrance, by its pc.
     entrances: FxHashMap<u64, u64>,
 }
@@ -55,9 +57,15 @@ impl InPlace {
         InPlace {
             make,
             ways_out: FxHashMap::default(),
-            displaced: FxHashMap::default(),
+            displaced: BTreeMap::new(),
             entrances: FxHashMap::default(),
         }
+    }
+
+    /// The end of the displaced instructions that `pc` is among.
+    fn displaced_until(&self, pc: u64) -> Option<u64> {
+        let (_, end) = self.displaced.range(..=pc).next_back()?;
+        Some(*end).filter(|end| pc < *end)
     }
 
     /// All code is dropped, and no patch is left.
@@ -71,10 +79,11 @@ impl Blocks {
     /// The way out of `pc`, if its block is to lead there instead of being copied. None in the
     /// inner option: there is no room for it.
     pub(super) fn way_out(&mut self, pc: u64) -> Option<Option<u32>> {
-        let InPlace { make, ways_out, displaced, .. } = self.in_place.as_mut()?;
-        if displaced.contains_key(&pc) {
+        let in_place = self.in_place.as_mut()?;
+        if in_place.displaced_until(pc).is_some() {
             return None;
         }
+        let InPlace { make, ways_out, .. } = in_place;
         let known = ways_out.get(&pc).copied();
         Some(known.or_else(|| {
             let made = make(ways_out.len() as u32, pc)?;
@@ -88,11 +97,11 @@ impl Blocks {
         self.in_place = None;
     }
 
-    /// Where the copied instructions end that a patch at `pc` has replaced. No limit if there is no
-    /// patch.
+    /// Where the block at `pc` ends if it executes instructions that a patch has replaced. No limit
+    /// if there is no patch.
     pub(super) fn displaced_until(&self, pc: u64) -> u64 {
-        let displaced = self.in_place.as_ref().and_then(|in_place| in_place.displaced.get(&pc));
-        displaced.copied().unwrap_or(u64::MAX)
+        let displaced = self.in_place.as_ref().and_then(|in_place| in_place.displaced_until(pc));
+        displaced.unwrap_or(u64::MAX)
     }
 
     /// Makes a block at `pc` that leads to its way out.
@@ -137,7 +146,10 @@ impl Blocks {
             return Ok(Some(*known));
         }
         in_place.displaced.insert(pc, end);
-        self.drop_block(pc, indirect, cache, fragments);
+        for inside in pc..end {
+            // It leads in place, into what is displaced from now on.
+            self.drop_block(inside, indirect, cache, fragments);
+        }
         let copied = self.copied(pc, true, code, indirect, cache, fragments);
         if !matches!(copied, Ok(Copied::Entry(_))) {
             self.not_displaced(|displaced| displaced.start == pc);

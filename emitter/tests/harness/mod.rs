@@ -98,6 +98,14 @@ impl Bench {
         Bench::with(Config { returns: Returns::Stack, ..Config::default() })
     }
 
+    /// Guest code runs in place; its ways out are never taken.
+    pub fn in_place() -> Bench {
+        Bench::with(Config {
+            way_out: Some(|number, _| Some(0x1000 + number)),
+            ..Config::default()
+        })
+    }
+
     fn with(config: Config) -> Bench {
         install_handlers();
         let emitter = Box::new(Emitter::new(config).unwrap());

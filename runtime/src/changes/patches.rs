@@ -425,6 +425,19 @@ pub fn leads_to_trace(pc: u64) -> bool {
         && lock(&PATCHES).all.get(&pc).is_some_and(|patch| patch.purpose == Purpose::Trace)
 }
 
+/// Is the guest's instruction at `pc` not to be executed where it stands? A trace's patch begins
+/// there, or a patch has an inner boundary there.
+pub fn is_replaced(pc: u64) -> bool {
+    if !ANY.load(Ordering::Relaxed) {
+        return false;
+    }
+    let patches = lock(&PATCHES);
+    patches.within(&(pc..pc + 1)).any(|(site, patch)| match pc - site {
+        0 => patch.purpose == Purpose::Trace,
+        offset => offset < LEN as u64,
+    })
+}
+
 /// Does a call's patch begin at `pc`?
 pub fn leads_to_stub(pc: u64) -> bool {
     lock(&PATCHES).all.get(&pc).is_some_and(|patch| patch.purpose == Purpose::Call)

@@ -35,6 +35,8 @@ pub(super) struct Entrances {
     traps: FxHashMap<u64, u32>,
 }
 
+/// The prefix `lock`.
+const LOCK: u8 = 0xf0;
 /// A patch into which the guest jumps this often is withdrawn (guess: each time costs as much as some
 /// thousand instructions; too few withdraw patches that are worth it).
 const MOST_TRAPS: u32 = 200;
@@ -84,6 +86,11 @@ fn displaced(pc: u64, code: &dyn Fetch) -> Option<Displaced> {
     if memory::fetch_code(pc, &mut own) != LEN {
         return None;
     }
+    let mut before = [0];
+    if memory::fetch_code(pc.wrapping_sub(1), &mut before) == 1 && before[0] == LOCK {
+        // Perhaps the prefix of this instruction, which other code jumps over.
+        return None;
+    }
     let mut reader = Reader::new(code);
     let (mut here, mut lengths) = (pc, Vec::new());
     while here < pc + LEN as u64 {
@@ -92,7 +99,13 @@ fn displaced(pc: u64, code: &dyn Fetch) -> Option<Displaced> {
             // It would note the address of its copy, which code in place can see.
             return None;
         }
-        lengths.push(inst.len());
+        let mut first = [0];
+        if memory::fetch_code(here, &mut first) == 1 && first[0] == LOCK {
+            // Programs with one thread jump over the prefix (glibc).
+            lengths.extend([1, inst.len() - 1]);
+        } else {
+            lengths.push(inst.len());
+        }
         here += inst.len() as u64;
     }
     let inner = patches::inner_boundaries(lengths)?;

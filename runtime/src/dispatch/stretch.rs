@@ -146,7 +146,12 @@ impl Dispatcher {
             {
                 return Ended::Race;
             }
-            let ended = match self.next_execution(context, &*code) {
+            let execution = self.next_execution(context, &*code);
+            if matches!(execution, Execution::Native(_) | Execution::InPlace) {
+                // A sample is over that has found nothing.
+                self.effort.end();
+            }
+            let ended = match execution {
                 Execution::Native(entry) => {
                     let point = entry.point;
                     context.went_in_place.store(0, Ordering::Relaxed);
@@ -204,8 +209,8 @@ impl Dispatcher {
                 Execution::Native(entry)
             }
             Ok(FoundCode::Instruction) => Execution::Instruction,
-            // The patch at rip leads to a trace, which may not be entered now.
-            Ok(FoundCode::InPlace) if patches::leads_to_trace(pc) => Execution::Instruction,
+            // The patch at rip leads to a trace, which may not be entered now. Or rip is inside one.
+            Ok(FoundCode::InPlace) if patches::is_replaced(pc) => Execution::Instruction,
             Ok(FoundCode::InPlace) => Self::in_place(context),
             Ok(FoundCode::Nothing) => {
                 drop(fragments);

@@ -126,6 +126,7 @@ macro_rules! for_each_guest {
             sorting: "sorting.c",
             sorting_unoptimised: "sorting.c" .args(&["200"]) .flags(&["-O0"]),
             sorting_vectorised: "sorting.c" .flags(&["-O3", "-mavx2"]) .args(&["500"]),
+            prefix_skips: "prefix_skips.c",
             short_loops: "short_loops.c" .flags(&["-mno-red-zone"]),
             short_loops_unoptimised: "short_loops.c" .flags(&["-O0", "-mno-red-zone"]),
             hashing: "hashing.c",
