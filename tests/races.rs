@@ -8,12 +8,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A fresh directory, and the guest there.
-fn guest(name: &str) -> (PathBuf, String) {
+/// A fresh directory for a test, and this guest there.
+fn guest(name: &str, guest: &str) -> (PathBuf, String) {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("races").join(name);
     scratch::fresh(&directory).expect("a scratch directory");
-    let file = directory.join("interpreter");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/races/interpreter.c");
+    let file = directory.join(guest);
+    let source = format!("{}/tests/races/{guest}.c", env!("CARGO_MANIFEST_DIR"));
     let status =
         Command::new("cc").arg("-O0").arg("-o").arg(&file).arg(source).status().expect("cc");
     assert!(status.success());
@@ -38,7 +38,7 @@ fn races(directory: &Path, options: &[&str], command: &[&str], native: &Outcome)
 /// of the runtime, so they do not depend on time.
 #[test]
 fn forced_verdicts_change_nothing_but_speed() {
-    let (directory, program) = guest("forced");
+    let (directory, program) = guest("forced", "interpreter");
     let native = Invocation::new(&program, &directory).run();
     assert_eq!(native.status, Status::Exited(0));
     let tiers: [&[&str]; 2] = [&["--tier", "full"], &["--tier", "direct", "--sample", "every=1"]];
@@ -57,7 +57,7 @@ fn forced_verdicts_change_nothing_but_speed() {
 /// A race that is measured ends with a verdict that agrees with what was measured.
 #[test]
 fn verdicts_agree_with_the_times() {
-    let (directory, program) = guest("measured");
+    let (directory, program) = guest("measured", "interpreter");
     // Some tenths of a second: the traces have time to race.
     let command = [program.as_str(), "200000", "plain"];
     let native = Invocation::new(&program, &directory).args(&command[1..]).run();
@@ -75,11 +75,31 @@ fn verdicts_agree_with_the_times() {
     }
 }
 
+/// When the target of a loop's call changes, the loop's trace races again: it was judged when the guest
+/// did something else. If it loses, another one is made at once, which follows the new target.
+#[test]
+fn a_trace_races_again_when_the_guest_changes() {
+    let (directory, program) = guest("changed", "phases");
+    let native = Invocation::new(&program, &directory).run();
+    assert_eq!(native.status, Status::Exited(0));
+    let tiers: [&[&str]; 2] = [&["--tier", "full"], &["--tier", "direct", "--sample", "every=1"]];
+    for (tier, mode) in tiers.into_iter().flat_map(|tier| [(tier, "trace"), (tier, "floor")]) {
+        let options = [tier, &["--threshold", "50", "--race", mode]].concat();
+        let races = races(&directory, &options, &[&program], &native);
+        let mut heads: Vec<&Value> = races.iter().map(|race| &race["pc"]).collect();
+        let all = heads.len();
+        heads.sort_by_key(|pc| pc.as_u64());
+        heads.dedup();
+        // A head whose trace has lost at once rests for a second, and this takes less.
+        assert_eq!(heads.len() < all, mode == "trace", "{options:?}: {races:?}");
+    }
+}
+
 /// Guest code in place enters a trace by the patch at its head. (Before, patches led to the displaced
 /// instructions, and only the runtime entered traces.)
 #[test]
 fn patches_lead_to_traces() {
-    let (directory, program) = guest("entries");
+    let (directory, program) = guest("entries", "interpreter");
     let outcome = Invocation::new(env!("CARGO_BIN_EXE_dynasour"), &directory)
         .args([
             "explain",

@@ -172,6 +172,11 @@ impl HeadTable {
         *self.failures.entry(pc).or_default() += 1;
     }
 
+    /// Forgets the failures of the head at `pc`.
+    pub fn forgive(&mut self, pc: u64) {
+        self.failures.remove(&pc);
+    }
+
     /// Gives the head at `pc` up.
     pub fn give_up(&mut self, pc: u64, policy: &dyn SpeculationPolicy) {
         self.failures.insert(pc, policy.max_failures());

@@ -11,7 +11,8 @@
 //! counting is not subtracted, so an error is in favour of the floor.
 //!
 //! The trace wins if with some certainty it is faster by more than one percent, and loses if with
-//! the same certainty it is not. After [`MOST_ROUNDS`] undecided rounds it loses, too.
+//! the same certainty it is not, after fewer rounds if that is obvious. After [`MOST_ROUNDS`] undecided
+//! rounds it loses, too.
 //!
 //! **Data.** [`Race`] has the times of all windows. **Invariant.** A verdict decides how fast the
 //! guest runs, never what it computes. All arithmetic is in whole numbers, because inexact results
@@ -27,6 +28,8 @@
 
 /// Rounds before a verdict (guess; fewer decide by chance, more cost what the slower side loses).
 const LEAST_ROUNDS: usize = 6;
+/// Rounds before a verdict that is obvious (guess, as above).
+const FEWEST_ROUNDS: usize = 3;
 /// Rounds after which the floor wins, because the difference is small (guess, as above).
 pub const MOST_ROUNDS: usize = 20;
 /// A window has at least this many starts (guess; fewer make its time a matter of chance).
@@ -36,6 +39,9 @@ const LEAST_STARTS: u64 = 100;
 const MOST_EXTENSIONS: u32 = 50;
 /// The race begins anew at most this many times, when the trace has got side traces (guess).
 const MOST_RESTARTS: u32 = 4;
+/// A difference is obvious if it is more than this many times its error, and than so many twentieths of
+/// the floor's time (guess: of three rounds the error is known badly).
+const OBVIOUS: i64 = 4;
 /// The trace must be faster by more than the floor's time divided by this.
 const MARGIN: i64 = 100;
 
@@ -179,11 +185,15 @@ impl Race {
     }
 
     fn verdict(&self) -> Option<Verdict> {
-        if self.rounds.len() < LEAST_ROUNDS {
+        if self.rounds.len() < FEWEST_ROUNDS {
             return None;
         }
         let Judgement { times: [trace, floor], error, .. } = self.judgement(Verdict::Cold);
         let (gain, margin) = (floor - trace, floor / MARGIN);
+        let is_obvious = gain.abs() > OBVIOUS * error.max(floor / 20);
+        if self.rounds.len() < LEAST_ROUNDS && !is_obvious {
+            return None;
+        }
         if gain - error > margin {
             Some(Verdict::Trace)
         } else if gain + error < margin || self.rounds.len() >= MOST_ROUNDS {
@@ -277,6 +287,14 @@ mod tests {
         assert_eq!(judged.verdict, Verdict::Floor, "{judged:?}");
         assert!((900..1100).contains(&judged.times[1]), "{judged:?}");
         assert_eq!(race([500, 3_000, 5_000], 1).verdict, Verdict::Trace);
+    }
+
+    #[test]
+    fn an_obvious_race_is_short() {
+        let judged = race([50_000, 130_000, 133_000], 2);
+        assert_eq!((judged.verdict, judged.rounds), (Verdict::Trace, FEWEST_ROUNDS), "{judged:?}");
+        let judged = race([125_000, 130_000, 133_000], 2);
+        assert!(judged.rounds >= LEAST_ROUNDS, "{judged:?}");
     }
 
     #[test]

@@ -80,15 +80,21 @@ struct Displaced {
     end: u64,
 }
 
+fn first_byte(pc: u64) -> Option<u8> {
+    let mut byte = [0];
+    (memory::fetch_code(pc, &mut byte) == 1).then_some(byte[0])
+}
+
 /// The instructions at `pc` that a patch would replace; none if they cannot be fetched.
 fn displaced(pc: u64, code: &dyn Fetch) -> Option<Displaced> {
     let mut own = [0; LEN];
     if memory::fetch_code(pc, &mut own) != LEN {
         return None;
     }
-    let mut before = [0];
-    if memory::fetch_code(pc.wrapping_sub(1), &mut before) == 1 && before[0] == LOCK {
-        // Perhaps the prefix of this instruction, which other code jumps over.
+    if first_byte(pc.wrapping_sub(1)) == Some(LOCK)
+        && let Decoded::Inst(_) = Reader::new(code).decode(pc.wrapping_sub(1))
+    {
+        // The prefix of this instruction, over which other code has jumped.
         return None;
     }
     let mut reader = Reader::new(code);
@@ -99,8 +105,7 @@ fn displaced(pc: u64, code: &dyn Fetch) -> Option<Displaced> {
             // It would note the address of its copy, which code in place can see.
             return None;
         }
-        let mut first = [0];
-        if memory::fetch_code(here, &mut first) == 1 && first[0] == LOCK {
+        if first_byte(here) == Some(LOCK) {
             // Programs with one thread jump over the prefix (glibc).
             lengths.extend([1, inst.len() - 1]);
         } else {
@@ -138,7 +143,7 @@ impl Dispatcher {
             return;
         }
         let Some(mut fragments) = self.machine.fragments() else { return };
-        if fragments.has_lost(head) {
+        if fragments.first_version(head).is_none() {
             return;
         }
         let Some(entrance) = fragments.entrance(head, end, &*code) else { return };

@@ -78,7 +78,7 @@ use fragments::{Arrival, FragmentError, SideRequest};
 use idle_dispatchers::IdleDispatcher;
 use in_place::InPlace;
 use peers::Peer;
-use race::Racing;
+use race::{Racing, Rests};
 use select::Selector;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -105,6 +105,7 @@ pub struct Dispatcher {
     entrances: Entrances,
     /// The race of the thread's newest trace.
     racing: Racing,
+    rests: Rests,
 }
 
 impl Dispatcher {
@@ -131,6 +132,7 @@ impl Dispatcher {
             in_place: InPlace::default(),
             entrances: Entrances::default(),
             racing: Racing::default(),
+            rests: Rests::default(),
         };
         dispatcher.count_heads();
         Ok(dispatcher)

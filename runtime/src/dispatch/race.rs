@@ -2,7 +2,7 @@
 //! rules, [`super::fragments`] the links).
 //!
 //! ```text
-//!                 trace installed          gate made             verdict
+//!             a trace's turn              gate made             verdict
 //!   Idle ──────────────────────► Waiting ───────────► Running ─────────────► Idle
 //!     ▲                             │  there are other    │
 //!     └─────────────────────────────┴── threads, the ─────┘
@@ -13,12 +13,16 @@
 //! it comes here at the end of each window. Nothing else is sampled, no head is recorded, and a
 //! window in which a side trace was recorded is measured again.
 //!
+//! A trace that loses is dropped, and its head *rests*: no trace is made there for a while, longer
+//! each time. But if the trace had been kept before, the guest has changed, and another trace may be
+//! made at once ([`Rests`]).
+//!
 //! Only a process with one thread races: the links would change under the others, and they would
 //! disturb the counts.
 //!
-//! Data: [`Racing`], part of the thread's [`Dispatcher`]. Invariant: a window begins after the links
-//! have been changed, and its time is processor time of this thread. The thread is outside and holds
-//! no lock but, briefly, that of the fragments.
+//! Data: [`Racing`] and [`Rests`], part of the thread's [`Dispatcher`]. Invariant: a window begins
+//! after the links have been changed, and its time is processor time of this thread. The thread is
+//! outside and holds no lock but, briefly, that of the fragments.
 //!
 //! Example: a trace of 0x1000 was installed. At the next visit the gate is made and the trace leads;
 //! 4 ms later a sample brings the thread out, `step_race` measures 40,000 starts, and leads links to
@@ -31,7 +35,9 @@ use crate::config::{RaceMode, Sampling, Stage};
 use crate::kernel::process::System;
 use crate::kernel::signal::samples;
 use dynasour_guest::ThreadContext;
+use dynasour_tracer::TraceSelector;
 use dynasour_tracer::race::{Judgement, Next, Race, Side, Verdict};
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::MutexGuard;
 
 /// Nanoseconds of a window (guess: with fewer, changing the links costs too much; with more, a race
@@ -44,6 +50,65 @@ const HZ: u32 = 300;
 const MOST_TRIES: u32 = 100;
 /// Windows of a race whose verdict is forced.
 const FORCED_WINDOWS: u32 = 6;
+
+/// Nanoseconds for which a head rests whose trace has lost for the first time; twice as many the next
+/// time (guess: it takes some hundredths of that to make and race another trace).
+const REST: u64 = 1_000_000_000;
+/// A head rests at most this many times [`REST`].
+const LONGEST_REST: u64 = 64;
+/// So often another trace may be made at once where one has lost that had been kept before (guess;
+/// more follow each change of a guest that changes often).
+const MOST_CHANGES: u32 = 16;
+
+/// The heads whose traces have lost, and those whose traces were kept.
+#[derive(Debug, Default)]
+pub(super) struct Rests {
+    kept: FxHashSet<u64>,
+    heads: FxHashMap<u64, Rest>,
+    /// No rest ends before this time.
+    next: Option<u64>,
+}
+
+/// A head whose trace has lost.
+#[derive(Debug, Default)]
+struct Rest {
+    losses: u32,
+    /// How often a trace that had been kept has lost.
+    changes: u32,
+    /// When it ends, in nanoseconds of the thread's time, while it lasts.
+    until: Option<u64>,
+}
+
+impl Rests {
+    /// The trace at `pc` has lost at this time. Returns for how many nanoseconds the head rests.
+    fn lost(&mut self, pc: u64, now: u64) -> u64 {
+        let was_kept = self.kept.remove(&pc);
+        let rest = self.heads.entry(pc).or_default();
+        if was_kept && rest.changes < MOST_CHANGES {
+            rest.changes += 1;
+            return 0;
+        }
+        let time = REST * LONGEST_REST.min(1 << rest.losses.min(63));
+        rest.losses += 1;
+        let until = now.saturating_add(time);
+        rest.until = Some(until);
+        self.next = Some(self.next.map_or(until, |next| next.min(until)));
+        time
+    }
+
+    /// The heads whose rest has ended.
+    fn ended(&mut self, now: u64) -> Vec<u64> {
+        if self.next.is_none_or(|next| now < next) {
+            return Vec::new();
+        }
+        let mut ended = Vec::new();
+        for (pc, rest) in &mut self.heads {
+            ended.extend(rest.until.take_if(|until| *until <= now).map(|_| *pc));
+        }
+        self.next = self.heads.values().filter_map(|rest| rest.until).min();
+        ended
+    }
+}
 
 /// The race of a thread.
 #[derive(Debug, Default)]
@@ -105,20 +170,37 @@ impl Dispatcher {
         self.machine.config.race == RaceMode::Measured && !matches!(self.racing, Racing::Idle)
     }
 
-    /// A trace was installed: it may be the racer.
+    /// A trace was installed: it may be the racer, or belong to it.
     pub(super) fn trace_installed(&mut self) {
-        let racer = self.machine.fragments().and_then(|mut fragments| fragments.racer());
+        self.racing.changed();
+        let racer = self.machine.fragments().and_then(|mut fragments| fragments.next_racer());
         let own = match &self.racing {
             Racing::Idle => None,
             Racing::Waiting(racer, _) => Some(*racer),
             Racing::Running(running) => Some(running.racer),
         };
         match racer {
-            _ if racer == own => self.racing.changed(),
             // A race that is over ends at its next step.
             Some(_) if own.is_some() && self.machine.config.race != RaceMode::Swap => {}
-            Some(racer) => self.racing = Racing::Waiting(racer, 0),
-            None => {}
+            Some(racer) if own != Some(racer) => self.racing = Racing::Waiting(racer, 0),
+            _ => {}
+        }
+    }
+
+    /// Lets the next trace race, if none does. The thread is outside.
+    pub(super) fn next_race(&mut self, fragments: &mut Fragments) {
+        if matches!(self.racing, Racing::Idle)
+            && let Some(racer) = fragments.next_racer()
+        {
+            self.racing = Racing::Waiting(racer, 0);
+        }
+    }
+
+    /// The heads whose rest has ended may get traces again.
+    pub(super) fn end_rests(&mut self) {
+        if self.rests.next.is_some() {
+            let heads = &mut self.selector.traces.heads;
+            self.rests.ended(thread_time()).into_iter().for_each(|pc| heads.forgive(pc));
         }
     }
 
@@ -218,19 +300,31 @@ impl Dispatcher {
         if judgement.verdict == Verdict::Trace {
             self.effort.note_win();
         }
+        let pc = racer.pc;
         fragments.end_race(racer, kept, true);
-        fragments.note_judgement(racer.pc, judgement);
-        drop(fragments);
-        self.machine.log(Stage::Record, || format!("race of {:#x}: {judgement:?}", racer.pc));
+        fragments.note_judgement(pc, judgement);
+        self.machine.log(Stage::Record, || format!("race of {pc:#x}: {judgement:?}"));
         if kept {
-            return;
+            self.rests.kept.insert(pc);
+            return self.next_race(&mut fragments);
         }
+        let rests = self.rests.lost(pc, thread_time());
+        if !self.machine.is_direct() {
+            fragments.rest_head(pc, rests);
+        }
+        self.next_race(&mut fragments);
+        drop(fragments);
         if self.machine.is_direct() {
             let _exclusive = self.machine.pages.exclusive();
-            patches::take_back(&(racer.pc..racer.pc + 1));
+            patches::take_back(&(pc..pc + 1));
         }
-        self.selector.traces.heads.give_up(racer.pc, &self.selector.traces.policy);
-        self.mark(racer.pc);
+        let TraceSelector { heads, policy, .. } = &mut self.selector.traces;
+        if rests != 0 && self.machine.is_direct() {
+            heads.give_up(pc, policy);
+        } else {
+            heads.forgive(pc);
+        }
+        self.mark(pc);
     }
 
     fn end_samples(running: &Running, system: &System) {
@@ -258,5 +352,34 @@ impl Running {
             false if self.windows.is_multiple_of(2) => Next::Window(Side::Trace),
             false => Next::Window(Side::FloorTwice),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_rest_longer_each_time() {
+        let mut rests = Rests::default();
+        let times: Vec<u64> = (0..8).map(|_| rests.lost(0x1000, 0) / REST).collect();
+        assert_eq!(times, [1, 2, 4, 8, 16, 32, 64, 64]);
+        assert_eq!(rests.lost(0x2000, 5), REST);
+        assert!(rests.ended(REST).is_empty());
+        assert_eq!(rests.ended(REST + 5), [0x2000]);
+        assert!(rests.ended(REST + 5).is_empty(), "it has ended");
+        assert_eq!(rests.ended(u64::MAX), [0x1000]);
+        assert_eq!(rests.next, None);
+    }
+
+    #[test]
+    fn a_head_whose_trace_was_kept_does_not_rest() {
+        let mut rests = Rests::default();
+        for _ in 0..MOST_CHANGES {
+            rests.kept.insert(0x1000);
+            assert_eq!(rests.lost(0x1000, 0), 0);
+        }
+        rests.kept.insert(0x1000);
+        assert_eq!(rests.lost(0x1000, 0), REST, "it changes all the time");
     }
 }

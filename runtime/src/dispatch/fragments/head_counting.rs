@@ -26,6 +26,9 @@ use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+/// The time of [`SOON`] ticks, roughly.
+const SOON_MILLISECONDS: u64 = 50;
+
 /// The head that is counted although its pause should have begun.
 #[derive(Clone, Copy)]
 struct Sentinel {
@@ -129,6 +132,16 @@ impl Fragments {
             }
             None => self.emitter.set_counter(counter, executions.saturating_mul(2)),
         }
+    }
+
+    /// No trace is to be made at the head at `pc` for this many nanoseconds: it is not counted
+    /// meanwhile, if there are pauses.
+    pub fn rest_head(&mut self, pc: u64, nanoseconds: u64) {
+        let Some(wanted) = self.counting.wanted else { return };
+        self.counting.heads.insert(pc, HeadCount::new(wanted));
+        let ticks_of_rest = nanoseconds.saturating_mul(SOON / SOON_MILLISECONDS) / 1_000_000;
+        self.counting.pauses.push(Reverse((ticks().saturating_add(ticks_of_rest), pc)));
+        self.end_pauses();
     }
 
     /// The pause of the head at `pc`, of `time` ticks, is to begin. Of this head and the sentinel, the

@@ -2,33 +2,42 @@
 //! ([`dynasour_tracer::race`] judges, [`super::super::race`] decides when).
 //!
 //! ```text
-//!              plan: the trace counts starts     the race is over
-//!   no race ─────────────────────────────► racer ────────────────► kept: as any other trace
-//!                                           │  ▲                    lost: links lead to the floor
-//!                             links lead to │  │ links lead to
-//!                                 the floor ▼  │ the trace
-//!                                          on the floor
+//!                made, kept before      its turn: it counts        the race is over
+//!   no trace ──────────────► waiting ─────────────────► racer ─────────────────► kept
+//!      ▲                        ▲                        │  ▲                     │
+//!      │                        │       links lead to    │  │ links lead to       │
+//!      │                        │           the floor    ▼  │ the trace           │
+//!      │                        │                       on the floor              │
+//!      │ lost: dropped          │                           │                     │
+//!      └────────────────────────┼───────────────────────────┘                     │
+//!                               └──────── a late exit: the guest has changed ─────┘
 //! ```
 //!
-//! Data: [`Races`], part of [`Fragments`]. Invariants: there is one racer at a time, since there is
-//! one set of words to count in. Nothing enters a trace whose head is *on the floor* but exits of
-//! its own, which continue what has begun. The caller holds the lock of the fragments.
+//! While a trace waits it is used. One that was kept races again when one of its exits is *late*: it
+//! becomes hot after the verdict, and quickly. The guest does something else then than when the trace
+//! was judged.
 //!
-//! Example: the first trace of the loop at 0x1000 is planned. It is to count its starts, and is the
-//! racer when it is installed. Twenty times links to 0x1000 lead to it, then to the gate of the
-//! block there, and so on. It loses: from now on they lead to the block.
+//! Data: [`Races`], part of [`Fragments`]. Invariants: there is one racer at a time, since there is
+//! one set of words to count in; no other trace counts. Nothing enters a trace whose head is *on the
+//! floor* but exits of its own, which continue what has begun. The caller holds the lock of the
+//! fragments.
+//!
+//! Example: the first trace of the loop at 0x1000 is made. Nobody races, so it is the racer, and
+//! counts its starts. Twenty times links to 0x1000 lead to it, then to the gate of the block there,
+//! and so on. It loses: it is dropped, and links lead to the block.
 
-use super::Fragments;
+use super::{Fragments, Role};
 use crate::changes::patches;
 use crate::config::RaceMode;
+use crate::dispatch::thread_time;
 use crate::observe::stats::RaceResult;
 use dynasour_emitter::codegen::Request;
-use dynasour_emitter::{EmitError, FragmentId, StartKey, can_tell_start};
+use dynasour_emitter::{EmitError, ExitId, FragmentId, StartKey, can_tell_start};
 use dynasour_guest::decode::Fetch;
 use dynasour_tracer::Path;
 use dynasour_tracer::race::{Judgement, Side};
-use rustc_hash::FxHashSet;
-use std::ops::Range;
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
 
 /// A trace that races with its floor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +48,12 @@ pub struct Racer {
     key: Option<StartKey>,
 }
 
+/// The most traces that wait for a race (guess: later ones are used and never race).
+const MOST_WAITING: usize = 64;
+/// An exit is late if after the verdict it becomes hot within so many nanoseconds of the thread's
+/// time (guess: less often than once in some microseconds it costs little).
+const LATE_WITHIN: u64 = 200_000;
+
 /// What is known of races.
 #[derive(Debug, Default)]
 pub struct Races {
@@ -47,8 +62,12 @@ pub struct Races {
     racer: Option<Racer>,
     /// Is the racer's head on the floor?
     on_floor: bool,
-    /// Heads whose traces have lost.
-    lost: FxHashSet<u64>,
+    /// Traces whose turn will come, the first one first.
+    waiting: VecDeque<Racer>,
+    /// Traces that were kept.
+    kept: FxHashMap<FragmentId, Racer>,
+    /// When the exits of kept traces were left for the first time since: the thread's time.
+    left: FxHashMap<ExitId, u64>,
 }
 
 impl Races {
@@ -59,18 +78,18 @@ impl Races {
 
     /// All fragments are dropped.
     pub fn clear(&mut self) {
-        (self.racer, self.on_floor) = (None, false);
-        self.lost.clear();
-    }
-
-    /// The guest's code in `range` changes.
-    pub fn touch(&mut self, range: &Range<u64>) {
-        self.lost.retain(|pc| !range.contains(pc));
+        *self = Races::new(self.mode);
     }
 
     /// Is nothing to enter the trace at `pc`?
     pub fn is_on_floor(&self, pc: u64) -> bool {
-        self.on_floor && self.racer.is_some_and(|racer| racer.pc == pc) || self.lost.contains(&pc)
+        self.on_floor && self.racer.is_some_and(|racer| racer.pc == pc)
+    }
+
+    fn wait(&mut self, racer: Racer) {
+        if self.waiting.len() < MOST_WAITING && !self.waiting.contains(&racer) {
+            self.waiting.push_back(racer);
+        }
     }
 }
 
@@ -84,34 +103,58 @@ fn start_key(path: &Path) -> Option<Option<StartKey>> {
 }
 
 impl Fragments {
-    /// Makes the first trace of a region, which is about to be compiled for `request`, count its
-    /// starts, if it is to race. Returns what tells a start.
+    /// Makes the first trace of a region, which is about to be compiled for `request`, able to count
+    /// its starts, if it is to race. Returns what tells a start.
     pub(super) fn enter_race(
         &self,
         path: &Path,
         request: &mut Request,
     ) -> Option<Option<StartKey>> {
-        // A race that never ends gives way to the next one.
-        let is_free = self.races.racer.is_none() || self.races.mode == Some(RaceMode::Swap);
-        let may_race = self.races.mode.is_some() && is_free && !patches::is_shared();
+        let may_race = self.races.mode.is_some() && !patches::is_shared();
         let key = start_key(path).filter(|_| may_race)?;
         self.emitter.count_starts(request, key).then_some(key)
     }
 
-    /// The trace that was to count its starts is installed.
+    /// The trace that can count its starts is installed.
     pub(super) fn note_racer(&mut self, pc: u64, fragment: FragmentId, key: Option<StartKey>) {
-        if let Some(before) = self.racer() {
-            self.end_race(&before, true, false);
+        if let Some(before) = self.racer().filter(|_| self.races.mode == Some(RaceMode::Swap)) {
+            // A race that never ends gives way to the next one.
+            self.end_race(&before, true, !patches::is_shared());
         }
-        self.races.racer = Some(Racer { pc, fragment, key });
+        let new = Racer { pc, fragment, key };
+        if self.races.racer.is_none() {
+            self.races.racer = Some(new);
+        } else {
+            self.emitter.let_count_starts(fragment, false);
+            self.races.wait(new);
+        }
     }
 
     /// The racer, if it is still live.
     pub fn racer(&mut self) -> Option<Racer> {
         let racer = self.races.racer?;
-        if self.retired || self.first_version(racer.pc) != Some(racer.fragment) {
+        if !self.is_live_racer(&racer) {
             (self.races.racer, self.races.on_floor) = (None, false);
             self.lead_to_first(racer.pc);
+        }
+        self.races.racer
+    }
+
+    fn is_live_racer(&self, racer: &Racer) -> bool {
+        !self.retired && self.first_version(racer.pc) == Some(racer.fragment)
+    }
+
+    /// The racer; if there is none, the first of those that wait. No other thread may execute it, and
+    /// the caller is outside.
+    pub fn next_racer(&mut self) -> Option<Racer> {
+        while self.racer().is_none() {
+            let next = self.races.waiting.pop_front().filter(|_| !patches::is_shared())?;
+            if self.is_live_racer(&next) {
+                self.races.kept.remove(&next.fragment);
+                self.emitter.let_count_starts(next.fragment, true);
+                self.links_changed();
+                self.races.racer = Some(next);
+            }
         }
         self.races.racer
     }
@@ -151,29 +194,57 @@ impl Fragments {
         self.lead_to_first(racer.pc);
     }
 
-    /// The race is over. The trace is kept, or its head is on the floor for good. With `alone`, no
-    /// other thread may execute the trace, so that it can stop counting.
+    /// The race is over. The trace is kept; or it is dropped, with the other versions of its region.
+    /// With `alone`, no other thread may execute the trace, so that it can stop counting.
     pub fn end_race(&mut self, racer: &Racer, kept: bool, alone: bool) {
         if self.races.racer.as_ref() != Some(racer) {
             return;
         }
         (self.races.racer, self.races.on_floor) = (None, false);
         if alone {
-            self.emitter.stop_counting_starts(racer.fragment);
+            self.emitter.let_count_starts(racer.fragment, false);
         }
         if kept {
+            self.races.kept.insert(racer.fragment, *racer);
             self.lead_back(racer);
         } else {
-            self.races.lost.insert(racer.pc);
-            self.emitter.forget_entry(racer.pc);
-            self.emitter.stop_counting(racer.pc);
+            self.drop_versions(racer.pc, |_, _| true);
+            self.dispatching.remove(&racer.pc);
         }
         self.links_changed();
     }
 
-    /// Has the trace at `pc` lost its race?
-    pub fn has_lost(&self, pc: u64) -> bool {
-        self.races.lost.contains(&pc)
+    /// An exit was left, for the first time since it was made or linked.
+    pub(super) fn note_left_once(&mut self, exit: ExitId) {
+        if !self.races.kept.is_empty() {
+            self.races.left.insert(exit, thread_time());
+        }
+    }
+
+    /// An exit is hot. If it is a late one of a trace that was kept, that races again.
+    pub(super) fn note_hot_exit(&mut self, exit: ExitId) {
+        let Some(since) = self.races.left.remove(&exit) else { return };
+        if thread_time().saturating_sub(since) < LATE_WITHIN
+            && let Some(racer) = self.trace_of(exit).and_then(|id| self.races.kept.remove(&id))
+        {
+            self.races.wait(racer);
+        }
+    }
+
+    /// The version of a region that an exit belongs to: it, or one of its side traces, is left there.
+    fn trace_of(&self, exit: ExitId) -> Option<FragmentId> {
+        let mut exit = exit;
+        // Side traces of side traces: no chain of them is longer than the number of fragments.
+        for _ in 0..=self.traces {
+            let fragment = self.emitter.exit(exit)?.fragment;
+            exit = match (self.exits.stub(fragment), self.lives.role(fragment)) {
+                (Some(stub), _) => stub.origin,
+                (None, Some(Role::SideTrace(parent))) => parent,
+                (None, Some(Role::Region(_))) => return Some(fragment),
+                (None, None) => return None,
+            };
+        }
+        None
     }
 
     /// Notes a verdict for the statistics.

@@ -48,7 +48,6 @@ impl Fragments {
     pub fn touch(&mut self, range: &Range<u64>) -> Option<Touched> {
         // A trace that is being compiled may be made from this code: its plan becomes stale.
         self.generation += 1;
-        self.races.touch(range);
         if self.retired {
             return Some(Touched::AlreadyRetired);
         }

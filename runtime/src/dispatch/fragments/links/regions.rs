@@ -16,6 +16,7 @@
 
 use super::exits::Event;
 use super::policy::{self, Destination, ExitOrigin, Origin, Rank};
+use crate::dispatch::fragments::lives::Lives;
 use crate::dispatch::fragments::{Fragments, Role};
 use dynasour_emitter::{ExitId, FragmentId};
 use dynasour_tracer::{SpeculationPolicy, TargetKind};
@@ -178,14 +179,23 @@ impl Fragments {
     /// that compare their guest bytes themselves: their code may have changed, so that each entry
     /// fails.
     pub(super) fn drop_changed(&mut self, pc: u64) {
+        self.drop_versions(pc, |lives, id| lives.is_checked(id));
+    }
+
+    /// Drops those live versions of the region at `pc` for which `which` is true.
+    pub(in crate::dispatch::fragments) fn drop_versions(
+        &mut self,
+        pc: u64,
+        which: impl Fn(&Lives, FragmentId) -> bool,
+    ) {
         let all = self.regions.get(&pc).map_or(Vec::new(), |region| region.fragments.clone());
-        let changed: Vec<FragmentId> =
-            all.into_iter().filter(|id| self.lives.is_checked(*id)).collect();
-        for &id in &changed {
+        let dropped: Vec<FragmentId> =
+            all.into_iter().filter(|id| which(&self.lives, *id)).collect();
+        for &id in &dropped {
             self.leave_region(pc, id);
         }
-        self.emitter.put_to_rest(&changed);
-        changed.into_iter().for_each(|id| self.lives.drop(id));
+        self.emitter.put_to_rest(&dropped);
+        dropped.into_iter().for_each(|id| self.lives.drop(id));
         self.links_changed();
     }
 
