@@ -106,6 +106,7 @@ impl Emitter {
         }
         if counts {
             // It counts where it is entered in canonical state.
+            let entry = f.entry;
             let borrowed = self.links_into(&[fragment]).into_iter().filter_map(|(owner, link)| {
                 let is_passage = matches!(self.fragment(owner)?.role, FragmentRole::Passage(_));
                 match link.kind {
@@ -113,7 +114,14 @@ impl Emitter {
                     _ => None,
                 }
             });
-            borrowed.for_each(|exit| self.unlink_borrowed(exit));
+            for exit in borrowed {
+                self.unlink_borrowed(exit);
+                if let Some((e, link)) = self.exit(exit).zip(self.link_of(exit))
+                    && link.target() == link.out
+                {
+                    self.set_link(e.fragment, link, entry);
+                }
+            }
         }
     }
 }
@@ -121,4 +129,69 @@ impl Emitter {
 /// Can the code that counts compare this register of a key? It uses rcx itself, and rsp is no index.
 pub fn can_tell_start(register: Gpr) -> bool {
     register != Gpr::RCX && register != Gpr::RSP
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codegen;
+    use crate::codegen::mach::SiteKind;
+    use crate::emitter::{Config, EntryState};
+    use crate::fragment::ExitId;
+    use crate::fragment::counting::Destination;
+    use dynasour_ir::Version;
+    use dynasour_ir::text::version;
+
+    /// A trace at `pc` that borrows registers and ends at `target`.
+    fn trace(pc: u64, target: u64) -> Version {
+        let sums: String =
+            (0..10).map(|i| format!("v{} = mul.i64 v{}, v1\n", i + 3, i + 2)).collect();
+        let all: String =
+            (0..10).map(|i| format!("v{} = xor.i64 v{}, v{}\n", i + 20, i + 19, i + 3)).collect();
+        let text = format!(
+            "region {pc:#x} {{ version t1 {{
+    anchor a0 = base.{target:#x} [rax = v29]
+    b0(v0: i64 = rax, v1: i64 = rdx):
+      v2 = add.i64 v0, v1
+      {sums}
+      v19 = add.i64 v12, 1
+      {all}
+      exit a0
+  }} }}"
+        );
+        version(&text).expect("a version")
+    }
+
+    fn place(emitter: &mut Emitter, version: &Version, counts: bool) -> FragmentId {
+        let mut request =
+            emitter.request(version.region, EntryState::Canonical).expect("a request");
+        assert!(!counts || emitter.count_starts(&mut request, None));
+        let code = codegen::compile(version, &request, &mut Default::default()).expect("code");
+        emitter.place(&request, code).expect("room")
+    }
+
+    /// A trace that counts is entered in canonical state, so that nothing comes in uncounted; an end
+    /// that was linked stays linked when counting begins and ends.
+    #[test]
+    fn ends_stay_linked_to_what_counts() {
+        let config = Config { cache_size: 1 << 20, ..Config::default() };
+        let mut emitter = Emitter::new(config).expect("memory");
+        let first = place(&mut emitter, &trace(0x1000, 0x2000), false);
+        let second = place(&mut emitter, &trace(0x2000, 0x3000), true);
+        let mut exits = emitter.fragments[first.0 as usize].exits.clone().map(ExitId);
+        let end =
+            exits.find(|e| emitter.exits[e.0 as usize].kind == SiteKind::End).expect("an end");
+        let is_borrowed = |e: &Emitter| {
+            e.borrowed_link(end).expect("it borrows").target() != e.borrowed_link(end).unwrap().out
+        };
+        emitter.link(end, second).expect("both are there");
+        let leads = Destination::Fragment(second);
+        assert_eq!((emitter.destination(end), is_borrowed(&emitter)), (leads, false), "it counts");
+        emitter.let_count_starts(second, false);
+        emitter.unlink(end).expect("an exit");
+        emitter.link(end, second).expect("both are there");
+        assert_eq!((emitter.destination(end), is_borrowed(&emitter)), (leads, true));
+        emitter.let_count_starts(second, true);
+        assert_eq!((emitter.destination(end), is_borrowed(&emitter)), (leads, false), "again");
+    }
 }

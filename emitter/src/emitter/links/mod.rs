@@ -129,9 +129,10 @@ impl Emitter {
         let e = self.exit(exit).filter(|e| e.kind == SiteKind::End).ok_or(EmitError::Unknown)?;
         let (from, pc) = (e.fragment, e.target);
         let to = self.fragment(target).filter(|f| Some(f.pc) == pc).ok_or(EmitError::Unknown)?;
-        if self.borrowed_link(exit).is_some() {
+        if self.borrowed_link(exit).is_some() && !to.starts.is_counting {
             return self.link_borrowed(exit, target);
         }
+        self.unlink_borrowed(exit);
         let entry = self.canonical_way(from, to);
         let link = self.link_of(exit).ok_or(EmitError::Unknown)?;
         self.set_link(from, link, entry);
