@@ -35,17 +35,21 @@ fn build(name: &str, body: &str) -> PathBuf {
     program
 }
 
+/// The most entries where samples and races bring the thread out (guess: a second of samples has some
+/// hundred, a race at most as many).
+const MOST: u64 = 20_000;
+
 /// The output of the program, and the number of its entries into native code.
-fn traced(program: &Path, options: &[&str], iterations: u64) -> (Vec<u8>, u64) {
+fn traced(program: &Path, options: &[&str], arguments: &[&str]) -> (Vec<u8>, u64) {
     let json = program.with_extension("json");
     let out = Command::new(env!("CARGO_BIN_EXE_dynasour"))
-        .args(["run", "--tier", "dynamo"])
+        .arg("run")
         .args(options)
         .arg("--stats-json")
         .arg(&json)
         .arg("--")
         .arg(program)
-        .arg(iterations.to_string())
+        .args(arguments)
         .output()
         .expect("dynasour runs");
     assert!(out.status.success(), "{out:?}");
@@ -58,16 +62,48 @@ fn check(name: &str, [few, many]: [u64; 2], body: &str) {
     let program = build(name, body);
     let native =
         Command::new(&program).arg(many.to_string()).output().expect("the guest runs natively");
+    let [few_text, many_text] = [few, many].map(|n| n.to_string());
     // Traces beside the interpreter, and traces among copied blocks.
-    for options in [&["--threshold", "1000"][..], &[]] {
-        let (_, before) = traced(&program, options, few);
-        let (output, entries) = traced(&program, options, many);
+    for options in [&["--tier", "dynamo", "--threshold", "1000"][..], &["--tier", "dynamo"]] {
+        let (_, before) = traced(&program, options, &[&few_text]);
+        let (output, entries) = traced(&program, options, &[&many_text]);
         assert_eq!(output, native.stdout, "{name} {options:?}");
         println!("{name} {options:?}: {before} entries for {few} iterations, {entries} for {many}");
         assert!(
             entries < before + SLACK,
             "{name} {options:?}: {before} entries for {few}, {entries} for {many}"
         );
+    }
+    check_entries(&program, &[&many_text], &native.stdout);
+}
+
+/// Where traces race, the thread comes out for samples and at the ends of windows only.
+fn check_entries(program: &Path, arguments: &[&str], expected: &[u8]) {
+    for tier in ["full", "direct"] {
+        let (output, entries) = traced(program, &["--tier", tier], arguments);
+        assert_eq!(output, expected, "{program:?} {arguments:?} {tier}");
+        assert!(entries < MOST, "{program:?} {arguments:?} {tier}: {entries} entries");
+    }
+}
+
+/// Programs of `benches/suites/interpreters/machine.h`, and rounds of some tenths of a second.
+const PROGRAMS: [(&str, &str); 4] =
+    [("nested", "20000"), ("sieve", "900"), ("collatz", "180000"), ("fib", "2000")];
+
+/// Interpreters have many traces that lead to each other, and their dispatch to all of them.
+#[test]
+fn interpreters() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/suites/interpreters");
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("steady");
+    std::fs::create_dir_all(&directory).expect("the target directory is writable");
+    for name in ["switch", "goto", "threaded"] {
+        let (source, program) = (root.join(format!("{name}.c")), directory.join(name));
+        let built = Command::new("cc").arg("-O2").arg("-o").arg(&program).arg(&source).status();
+        assert!(built.expect("cc runs").success(), "{name} does not build");
+        for (what, rounds) in PROGRAMS {
+            let native = Command::new(&program).args([what, rounds]).output().expect("it runs");
+            check_entries(&program, &[what, rounds], &native.stdout);
+        }
     }
 }
 
