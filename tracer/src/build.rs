@@ -41,18 +41,19 @@
 mod body;
 
 use crate::entry_guards::speculate_registers;
-use crate::guests::{self, Definitions, GuestLoop};
+use crate::guests::{self, Definitions, GuestLoop, ObservedLoad};
 use crate::policy::SpeculationPolicy;
 use crate::recorder::{AbortReason, Transfer};
 use crate::survival::Runs;
 use body::Body;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_guest::lift::class::sets_x87_pointer;
-use dynasour_ir::predict::{Prediction, Registers};
+use dynasour_ir::predict::{Prediction, Registers, value_of};
 use dynasour_ir::{
     AnchorId, Block, BlockId, Context, Gpr, Inst, Loc, Op, Operand, Term, Value, Version,
 };
 use rustc_hash::FxHashSet;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use thiserror::Error;
 
@@ -141,7 +142,14 @@ pub fn build(
     };
     let jumps: Vec<Operand> =
         notes.jumps.iter().filter(|j| is_dispatch(&path.steps[j.1])).map(|j| j.0).collect();
-    let promoted = guests::promotions(&defs, &jumps, guest.stable);
+    let mut promoted = guests::promotions(&defs, &jumps, guest.stable);
+    if guest.assumes_operands {
+        let (loads, stores) = observed_accesses(path, &notes.origins);
+        let is_written = |address: u64| {
+            stores.range(..=address + 7).next_back().is_some_and(|(at, len)| at + len > address)
+        };
+        guests::promote_operands(&defs, &loads, is_written, &mut promoted);
+    }
     let origins = notes
         .origins
         .into_iter()
@@ -149,6 +157,32 @@ pub fn build(
         .map(|(_, origin)| origin)
         .collect();
     Ok(assemble(path, name, context, policy, &origins)?.0)
+}
+
+/// The loads of these origins, with the addresses that they were observed to read; and the stores of
+/// the path, address and length of each.
+fn observed_accesses(
+    path: &Path,
+    origins: &[(Value, (usize, usize))],
+) -> (Vec<ObservedLoad>, BTreeMap<u64, u64>) {
+    let address = |step: usize, inst: &Inst| {
+        let observed = path.steps[step].observed.as_ref()?;
+        let mem = inst.mem.filter(|mem| mem.seg.is_none())?;
+        let base = value_of(observed, inst.args[0])?;
+        let index = value_of(observed, inst.args[1])?;
+        Some(base.wrapping_add(index.wrapping_mul(mem.scale.into())).wrapping_add(mem.disp as u64))
+    };
+    let loads = origins.iter().filter_map(|&(value, (step, index))| {
+        let inst = &base_insts(&path.steps[step])[index];
+        let address = address(step, inst).filter(|_| inst.op == Op::Load)?;
+        Some(ObservedLoad { value, address })
+    });
+    let steps = path.steps.iter().enumerate();
+    let stores = steps.flat_map(|(n, step)| base_insts(step).iter().map(move |inst| (n, inst)));
+    let stores = stores
+        .filter(|(_, inst)| inst.op == Op::Store)
+        .filter_map(|(n, inst)| Some((address(n, inst)?, u64::from(inst.ty.bytes()))));
+    (loads.collect(), stores.collect())
 }
 
 /// The version of a linear path, with the targets of its indirect jumps and calls. It serves to

@@ -29,6 +29,7 @@ use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::predict::Surroundings;
 use dynasour_ir::{Gpr, GuestTerm, Inst, Loc, Mem, Op, Operand, Term, Ty, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::BTreeSet;
 
 /// Failed searches after which a head no longer counts as the dispatch head of an interpreter
 /// (guess; too many waste recordings on ordinary loops).
@@ -47,6 +48,9 @@ const FRAMES: u64 = 1 << 20;
 /// Most greens of a head (guess: an interpreter keeps its program counter in fewer locations; more
 /// mean that the slice is something else).
 const MAX_GREENS: usize = 12;
+/// A load within this many bytes of one that drives the dispatch reads an operand (guess: of
+/// experiments with several interpreters; too many assume what changes).
+const NEAR: u64 = 32;
 /// Most values visited when a target is followed backwards (guess; bounds the time of a search).
 const MAX_SLICE: usize = 200;
 
@@ -88,6 +92,8 @@ pub struct DispatchHeads {
     disabled: bool,
     /// Is the time of recordings limited, so that failures need not be?
     timed: bool,
+    /// Heads whose loops do not assume operands.
+    plain: FxHashSet<u64>,
 }
 
 impl DispatchHeads {
@@ -173,6 +179,18 @@ impl DispatchHeads {
         }
     }
 
+    /// A trace of `head` was too slow. From now on its loops assume less: no operands. False if they do
+    /// not already.
+    pub fn assume_less(&mut self, head: u64) -> bool {
+        self.timed && self.plain.insert(head)
+    }
+
+    /// Do the loops of `head` assume operands?
+    pub(crate) fn assumes_operands(&self, head: u64) -> bool {
+        // Only a race tells whether that pays.
+        self.timed && !self.plain.contains(&head)
+    }
+
     /// The trace noted last for `head` is not made now, but may be later.
     pub fn postpone(&mut self, head: u64) {
         if let Some(h) = self.heads.get_mut(&head) {
@@ -200,6 +218,8 @@ pub struct GuestLoop {
     pub registers: Vec<(Gpr, u64)>,
     /// Registers that had the same value at each passage of the head: bit n is register n.
     pub stable: u16,
+    /// Are the operands of the interpreted program assumed, too?
+    pub assumes_operands: bool,
     /// The pc of the block that ends in the dispatch.
     pub dispatch: u64,
 }
@@ -347,6 +367,22 @@ impl<'v> Definitions<'v> {
         ))
     }
 
+    /// Does `operand` follow from constants if the values in `assumed` are assumed, and no others?
+    /// Visits at most `budget` values, which it counts down.
+    fn is_known(&self, operand: Operand, assumed: &FxHashSet<Value>, budget: &mut usize) -> bool {
+        let Operand::Value(v) = operand else { return true };
+        if assumed.contains(&v) {
+            return true;
+        }
+        if *budget == 0 {
+            return false;
+        }
+        *budget -= 1;
+        self.inst(v)
+            .filter(|i| i.op.is_pure())
+            .is_some_and(|i| i.args.iter().all(|a| self.is_known(*a, assumed, budget)))
+    }
+
     /// Does `operand` follow from constants if the values in `found` are assumed? Adds to `found`
     /// the loads and conditions that must be assumed too. `stable` are the registers that are the
     /// same at each passage of the head. Visits at most `budget` values, which it counts down.
@@ -392,6 +428,44 @@ impl<'v> Definitions<'v> {
                 inst.args[1..].iter().all(|a| self.follows(*a, stable, found, budget))
             }
             _ => inst.args.iter().all(|a| self.follows(*a, stable, found, budget)),
+        }
+    }
+}
+
+/// A load of a path: where it was observed to read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ObservedLoad {
+    pub value: Value,
+    pub address: u64,
+}
+
+/// Adds to the `promoted` values the operands of the interpreted program: the loads, in the order of
+/// the path, whose addresses follow from constants and lie near those of promoted loads. `is_written`
+/// says whether the path stores to an address.
+pub(crate) fn promote_operands(
+    defs: &Definitions<'_>,
+    loads: &[ObservedLoad],
+    is_written: impl Fn(u64) -> bool,
+    promoted: &mut FxHashSet<Value>,
+) {
+    let mut near: BTreeSet<u64> =
+        loads.iter().filter(|load| promoted.contains(&load.value)).map(|l| l.address).collect();
+    for load in loads {
+        let around = load.address.saturating_sub(NEAR)..=load.address.saturating_add(NEAR);
+        if promoted.contains(&load.value)
+            || is_written(load.address)
+            || near.range(around).next().is_none()
+        {
+            continue;
+        }
+        let Some(inst) = defs.inst(load.value).filter(|i| i.mem.is_some_and(|m| m.seg.is_none()))
+        else {
+            continue;
+        };
+        let mut budget = MAX_SLICE;
+        if inst.args.iter().all(|a| defs.is_known(*a, promoted, &mut budget)) {
+            promoted.insert(load.value);
+            near.insert(load.address);
         }
     }
 }

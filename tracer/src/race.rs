@@ -42,6 +42,8 @@ const MOST_RESTARTS: u32 = 4;
 /// A difference is obvious if it is more than this many times its error, and than so many twentieths of
 /// the floor's time (guess: of three rounds the error is known badly).
 const OBVIOUS: i64 = 4;
+/// Counting once takes at most the time of a start less one part in this many of it.
+const MOST_DETOUR: i64 = 4;
 /// The trace must be faster by more than the floor's time divided by this.
 const MARGIN: i64 = 100;
 
@@ -194,9 +196,11 @@ impl Race {
         if self.rounds.len() < LEAST_ROUNDS && !is_obvious {
             return None;
         }
+        // A start takes this long, and so much of it is not known.
+        let is_known = error < floor.max(trace) / 2;
         if gain - error > margin {
             Some(Verdict::Trace)
-        } else if gain + error < margin || self.rounds.len() >= MOST_ROUNDS {
+        } else if gain + error < margin && is_known || self.rounds.len() >= MOST_ROUNDS {
             Some(Verdict::Floor)
         } else {
             None
@@ -205,47 +209,54 @@ impl Race {
 
     fn judgement(&self, verdict: Verdict) -> Judgement {
         let column = |f: fn(&[i64; 3]) -> i64| Sample::of(self.rounds.iter().map(f).collect());
-        let [trace, floor, twice] =
-            [Side::Trace, Side::Floor, Side::FloorTwice].map(|s| s as usize);
-        debug_assert_eq!([trace, floor, twice], [0, 1, 2]);
+        let [trace, once, twice] = [Side::Trace, Side::Floor, Side::FloorTwice].map(|s| s as usize);
+        debug_assert_eq!([trace, once, twice], [0, 1, 2]);
         let counting = column(|r| r[2] - r[1]);
         let difference = column(|r| r[1] - r[0]);
-        let (trace, floor) = (column(|r| r[0]), column(|r| r[1]));
-        let detour = counting.mean.max(0);
+        let (trace, once) = (column(|r| r[0]).median, column(|r| r[1]).median);
+        let detour = counting.median.clamp(0, once - once / MOST_DETOUR);
         // Two standard errors of the sum of both differences.
         let error = 2 * (counting.square_error + difference.square_error).isqrt();
         Judgement {
             verdict,
-            times: [trace.mean, floor.mean - detour],
+            times: [trace, once - detour],
             error: error as i64,
             rounds: self.rounds.len(),
         }
     }
 }
 
-/// A sample without its least and its greatest value, which interruptions may have caused.
+/// A sample. Some of its values may be far too great, because something else took the time.
 struct Sample {
-    mean: i64,
-    /// The square of the mean's standard error.
+    median: i64,
+    /// The square of the median's standard error, estimated from the median of the deviations.
     square_error: u64,
 }
 
 impl Sample {
     fn of(mut values: Vec<i64>) -> Sample {
-        values.sort_unstable();
-        let values = match values.len() {
-            n if n >= LEAST_ROUNDS => &values[1..n - 1],
-            _ => &values[..],
-        };
-        let n = values.len() as i128;
-        if n < 2 {
-            return Sample { mean: values.first().copied().unwrap_or(0), square_error: 0 };
+        let middle = median(&mut values);
+        let mut deviations: Vec<i64> = values.iter().map(|v| (v - middle).abs()).collect();
+        let deviation = i128::from(median(&mut deviations));
+        // Of a normal distribution the standard deviation is 1.4826 times the median deviation, and
+        // the median's standard error is 1.2533 times the mean's.
+        let square = deviation * deviation * 34_527 / 10_000 / (values.len().max(1) as i128);
+        let square_error = u64::try_from(square).unwrap_or(u64::MAX).min(u64::MAX / 4);
+        Sample { median: middle, square_error }
+    }
+}
+
+/// The median; 0 if there are no values.
+fn median(values: &mut [i64]) -> i64 {
+    values.sort_unstable();
+    let n = values.len();
+    match values {
+        [] => 0,
+        _ => {
+            values[(n - 1) / 2] / 2
+                + values[n / 2] / 2
+                + (values[(n - 1) / 2] % 2 + values[n / 2] % 2) / 2
         }
-        let mean = values.iter().map(|v| i128::from(*v)).sum::<i128>() / n;
-        let square = |v: &i64| (i128::from(*v) - mean) * (i128::from(*v) - mean);
-        let variance = values.iter().map(square).sum::<i128>() / (n - 1);
-        let square_error = u64::try_from(variance / n).unwrap_or(u64::MAX / 4);
-        Sample { mean: mean as i64, square_error: square_error.min(u64::MAX / 4) }
     }
 }
 

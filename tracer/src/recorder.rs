@@ -421,7 +421,9 @@ impl Recorder {
                 });
             let dispatch = search.dispatched.map_or(0, |(_, pc)| pc);
             let registers = registers.collect();
-            let guest = GuestLoop { key: key.clone(), registers, stable, dispatch };
+            let assumes_operands = heads.assumes_operands(head);
+            let guest =
+                GuestLoop { key: key.clone(), registers, stable, assumes_operands, dispatch };
             let steps = self.steps.split_off(steps);
             let path = Path {
                 head,

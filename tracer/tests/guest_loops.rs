@@ -21,7 +21,8 @@ const TABLE: u64 = 0x10_1000;
 const STACK: u64 = 0x7f_0000;
 
 /// An interpreter: rbx is its program counter, rdi its accumulator, rsi a count. Opcodes: 0 adds 3,
-/// 1 doubles, 2 goes back to the start of the program while the count lasts, 3 leaves.
+/// 1 doubles, 2 goes back to the start of the program while the count lasts, 3 leaves, 4 adds the byte
+/// behind it.
 struct Interpreter {
     bytes: Vec<u8>,
     head: u64,
@@ -31,7 +32,7 @@ struct Interpreter {
 impl Interpreter {
     fn new(program: &[u8]) -> Interpreter {
         let mut a = CodeAssembler::new(64).unwrap();
-        let [mut head, mut add_three, mut double, mut again, mut leave] =
+        let [mut head, mut add_three, mut double, mut again, mut leave, mut add] =
             std::array::from_fn(|_| a.create_label());
         (|| {
             a.set_label(&mut head)?;
@@ -49,6 +50,11 @@ impl Interpreter {
             a.mov(rcx, PROGRAM)?;
             a.cmovnz(rbx, rcx)?;
             a.jmp(head)?;
+            a.set_label(&mut add)?;
+            a.movzx(eax, byte_ptr(rbx))?;
+            a.add(rbx, 1)?;
+            a.add(rdi, rax)?;
+            a.jmp(head)?;
             a.set_label(&mut leave)?;
             a.syscall()
         })()
@@ -60,7 +66,7 @@ impl Interpreter {
         machine.map(PROGRAM, 0x2000);
         machine.map(STACK - 0x1000, 0x2000);
         machine.write(PROGRAM, program);
-        for (i, l) in [&add_three, &double, &again, &leave].into_iter().enumerate() {
+        for (i, l) in [&add_three, &double, &again, &leave, &add].into_iter().enumerate() {
             machine.write(TABLE + 8 * i as u64, &at(l).to_le_bytes());
         }
         let head = at(&head);
@@ -153,6 +159,29 @@ fn the_loop_of_the_program_becomes_a_trace_without_dispatches() {
     // `again`.
     let guards = body.iter().filter(|i| i.op == Op::Assume).count();
     assert!(guards <= 11, "{guards} guards\n{version}");
+}
+
+/// Operands of the interpreted program become constants, until the runtime has found that this is too
+/// slow.
+#[test]
+fn operands_are_assumed_until_that_does_not_pay() {
+    let mut interpreter = Interpreter::new(&[4, 9, 0, 4, 70, 2, 3]);
+    let (mut heads, head) = (DispatchHeads::new(true, true), interpreter.head);
+    let mut added = |heads: &mut DispatchHeads| {
+        let (path, end) = interpreter.record(&mut state(), heads).unwrap();
+        assert_eq!(end, EndReason::GuestLoop);
+        let version =
+            build::build(&path, "t1", Context::default(), &DefaultPolicy::default()).unwrap();
+        assert_valid(&version);
+        let constants = version.blocks.last().unwrap().insts.iter().filter(|i| i.op == Op::Add);
+        let constants: Vec<u64> = constants.filter_map(|i| i.args[1].as_const()).collect();
+        heads.fail(head, true);
+        [9, 70].map(|operand| constants.contains(&operand))
+    };
+    assert_eq!(added(&mut heads), [true, true]);
+    assert!(heads.assume_less(head));
+    assert_eq!(added(&mut heads), [false, false]);
+    assert!(!heads.assume_less(head), "it does already");
 }
 
 #[test]

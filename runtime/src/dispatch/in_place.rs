@@ -172,7 +172,6 @@ impl Dispatcher {
             Left::Sample => {
                 count(&self.peer.sampled[0], 1);
                 count(&self.peer.sampled[1], u64::from(system.samples.sampled()));
-                self.end_rests();
                 if !self.race_is_measured() && self.effort.is_affordable() {
                     self.effort.begin();
                     self.begin_sample(system);

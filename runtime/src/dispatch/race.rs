@@ -45,6 +45,8 @@ use std::sync::MutexGuard;
 const WINDOW: u64 = 3_000_000;
 /// Samples in a second of processor time while a race runs.
 const HZ: u32 = 300;
+/// Samples in a second of processor time while heads rest and nothing else brings the thread out.
+const RESTING_HZ: u32 = 2;
 /// Visits of the runtime before a race that cannot begin is given up (guess: its head gets no
 /// patch).
 const MOST_TRIES: u32 = 100;
@@ -67,6 +69,8 @@ pub(super) struct Rests {
     heads: FxHashMap<u64, Rest>,
     /// No rest ends before this time.
     next: Option<u64>,
+    /// Can no event bring the thread out?
+    no_events: bool,
 }
 
 /// A head whose trace has lost.
@@ -196,16 +200,38 @@ impl Dispatcher {
         }
     }
 
-    /// The heads whose rest has ended may get traces again.
-    pub(super) fn end_rests(&mut self) {
-        if self.rests.next.is_some() {
-            let heads = &mut self.selector.traces.heads;
-            self.rests.ended(thread_time()).into_iter().for_each(|pc| heads.forgive(pc));
+    /// The heads whose rest has ended may get traces again. The thread is outside.
+    fn end_rests(&mut self, context: &ThreadContext, system: &System) {
+        if self.rests.next.is_none() || !matches!(self.racing, Racing::Idle) {
+            return;
+        }
+        for pc in self.rests.ended(thread_time()) {
+            self.selector.traces.heads.forgive(pc);
+            if !self.machine.is_direct()
+                && let Some(mut fragments) = self.machine.fragments()
+            {
+                fragments.count_head_again(pc);
+            }
+        }
+        // In place there are samples anyway. Copied blocks may not come to the runtime for long.
+        if !self.machine.is_direct() && !patches::is_shared() {
+            match self.rests.next {
+                Some(_) if !system.samples.are_running() && !self.rests.no_events => {
+                    self.rests.no_events = !system.samples.start_event(context, RESTING_HZ);
+                    samples::set_bring_out(!self.rests.no_events);
+                }
+                Some(_) => {}
+                None => {
+                    samples::set_bring_out(false);
+                    system.samples.stop();
+                }
+            }
         }
     }
 
     /// Begins a race, or ends a window of the one under way. The thread is outside.
     pub(super) fn step_race(&mut self, context: &ThreadContext, system: &System) {
+        self.end_rests(context, system);
         if !self.racing.is_due(self.machine.config.race) {
             return;
         }
@@ -238,6 +264,10 @@ impl Dispatcher {
         }
         let by_visits = matches!(self.machine.config.sampling, Sampling::Every(_))
             || self.machine.config.race != RaceMode::Measured;
+        if !self.machine.is_direct() {
+            // Perhaps those that end rests.
+            system.samples.stop();
+        }
         let samples = !by_visits && !system.samples.are_running();
         if samples && !system.samples.start_event(context, HZ) {
             // Nothing brings the thread out at the end of a window.
@@ -301,6 +331,7 @@ impl Dispatcher {
             self.effort.note_win();
         }
         let pc = racer.pc;
+        let is_guest_loop = fragments.is_guest_loop(racer);
         fragments.end_race(racer, kept, true);
         fragments.note_judgement(pc, judgement);
         self.machine.log(Stage::Record, || format!("race of {pc:#x}: {judgement:?}"));
@@ -308,9 +339,11 @@ impl Dispatcher {
             self.rests.kept.insert(pc);
             return self.next_race(&mut fragments);
         }
-        let rests = self.rests.lost(pc, thread_time());
-        if !self.machine.is_direct() {
-            fragments.rest_head(pc, rests);
+        // It may be that it assumed too much.
+        let assumed_less = is_guest_loop && self.selector.traces.dispatch.assume_less(pc);
+        let rests = !assumed_less && self.rests.lost(pc, thread_time()) > 0;
+        if !self.machine.is_direct() && !rests {
+            fragments.count_head_again(pc);
         }
         self.next_race(&mut fragments);
         drop(fragments);
@@ -319,7 +352,7 @@ impl Dispatcher {
             patches::take_back(&(pc..pc + 1));
         }
         let TraceSelector { heads, policy, .. } = &mut self.selector.traces;
-        if rests != 0 && self.machine.is_direct() {
+        if rests {
             heads.give_up(pc, policy);
         } else {
             heads.forgive(pc);

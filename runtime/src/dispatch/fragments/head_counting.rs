@@ -26,9 +26,6 @@ use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// The time of [`SOON`] ticks, roughly.
-const SOON_MILLISECONDS: u64 = 50;
-
 /// The head that is counted although its pause should have begun.
 #[derive(Clone, Copy)]
 struct Sentinel {
@@ -134,14 +131,20 @@ impl Fragments {
         }
     }
 
-    /// No trace is to be made at the head at `pc` for this many nanoseconds: it is not counted
-    /// meanwhile, if there are pauses.
-    pub fn rest_head(&mut self, pc: u64, nanoseconds: u64) {
-        let Some(wanted) = self.counting.wanted else { return };
-        self.counting.heads.insert(pc, HeadCount::new(wanted));
-        let ticks_of_rest = nanoseconds.saturating_mul(SOON / SOON_MILLISECONDS) / 1_000_000;
-        self.counting.pauses.push(Reverse((ticks().saturating_add(ticks_of_rest), pc)));
-        self.end_pauses();
+    /// The head at `pc`, whose trace was dropped, is counted again.
+    pub fn count_head_again(&mut self, pc: u64) {
+        if self.retired || self.first_version(pc).is_some() {
+            return;
+        }
+        let wanted = match self.counting.wanted {
+            Some(wanted) => {
+                self.counting.heads.insert(pc, HeadCount::new(wanted));
+                wanted.min(INTERVAL)
+            }
+            None => self.heads.threshold,
+        };
+        self.emitter.count_again(pc, wanted);
+        self.links_changed();
     }
 
     /// The pause of the head at `pc`, of `time` ticks, is to begin. Of this head and the sentinel, the

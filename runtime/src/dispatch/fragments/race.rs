@@ -247,6 +247,11 @@ impl Fragments {
         None
     }
 
+    /// Is the racer a loop of an interpreted program?
+    pub fn is_guest_loop(&self, racer: &Racer) -> bool {
+        self.lives.shape(racer.fragment).is_guest_loop
+    }
+
     /// Notes a verdict for the statistics.
     pub fn note_judgement(&mut self, pc: u64, judgement: Judgement) {
         self.stats.races.push(RaceResult::new(pc, judgement));
