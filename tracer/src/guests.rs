@@ -34,6 +34,8 @@ use std::collections::BTreeSet;
 /// Failed searches after which a head no longer counts as the dispatch head of an interpreter
 /// (guess; too many waste recordings on ordinary loops).
 const MAX_FAILURES: u32 = 2;
+/// The same if the time of recordings is limited.
+const MAX_TIMED_FAILURES: u32 = 8;
 /// Failed searches of all heads together that are allowed, and again as many for each loop found
 /// (guess: a search costs as much as compiling some traces).
 const FREE_FAILURES: u32 = 8;
@@ -42,6 +44,8 @@ const MAX_KEYS: usize = 14;
 /// The number of recordings that begin as soon as the guest reaches a known dispatch head, without
 /// counting first (guess; too many record a program's start-up).
 const EAGER: u32 = 4;
+/// Searches in a row for more loops of one head that may find none (guess; too many waste recordings).
+const MOST_VAIN: u32 = 4;
 /// A register whose value is less than this many bytes above the stack pointer holds the address of
 /// a frame, so it is no green (guess; too many miss a program counter that points to the stack).
 const FRAMES: u64 = 1 << 20;
@@ -77,6 +81,8 @@ struct Head {
     failures: u32,
     /// How often [`DispatchHeads::wants_now`] was asked.
     eager: u32,
+    /// Searches for more loops that found none, since one was found.
+    vain: u32,
 }
 
 /// What is known of all dispatch heads.
@@ -105,7 +111,11 @@ impl DispatchHeads {
 
     /// Should a recording that passes `head` search for a loop of an interpreted program?
     pub fn wants(&self, head: u64) -> bool {
-        self.may_search() && self.heads.get(&head).is_none_or(|h| h.failures < MAX_FAILURES)
+        self.may_search() && self.heads.get(&head).is_none_or(|h| h.failures < self.most_failures())
+    }
+
+    fn most_failures(&self) -> u32 {
+        if self.timed { MAX_TIMED_FAILURES } else { MAX_FAILURES }
     }
 
     fn may_search(&self) -> bool {
@@ -114,10 +124,26 @@ impl DispatchHeads {
 
     /// Should a recording begin at `head` now, without counting first?
     pub fn wants_now(&mut self, head: u64) -> bool {
-        let may_search = self.may_search();
+        let (may_search, most_failures) = (self.may_search(), self.most_failures());
         let h = self.heads.entry(head).or_default();
         h.eager += 1;
-        may_search && h.failures < MAX_FAILURES && h.keys.len() < MAX_KEYS && h.eager <= EAGER
+        may_search && h.failures < most_failures && h.keys.len() < MAX_KEYS && h.eager <= EAGER
+    }
+
+    /// Should another loop be searched for at `head`, where the guest comes often and in none of the
+    /// loops that have traces?
+    pub fn wants_more(&self, head: u64) -> bool {
+        let wants = |h: &Head| {
+            h.failures < self.most_failures() && h.keys.len() < MAX_KEYS && h.vain < MOST_VAIN
+        };
+        self.may_search() && self.heads.get(&head).is_some_and(wants)
+    }
+
+    /// A search for more loops at `head` has found none.
+    pub fn found_no_more(&mut self, head: u64) {
+        if let Some(h) = self.heads.get_mut(&head) {
+            h.vain += 1;
+        }
     }
 
     /// Does `head` have traces of such loops?
@@ -158,6 +184,7 @@ impl DispatchHeads {
         let has_room = h.keys.len() < MAX_KEYS;
         if has_room {
             h.keys.push(key);
+            h.vain = 0;
             self.found += 1;
         }
         has_room

@@ -32,6 +32,10 @@ const LEAST_ROUNDS: usize = 6;
 const FEWEST_ROUNDS: usize = 3;
 /// Rounds after which the floor wins, because the difference is small (guess, as above).
 pub const MOST_ROUNDS: usize = 20;
+/// The same if the trace seems to be much faster, and the guest is irregular.
+const MOST_PROMISING_ROUNDS: usize = 60;
+/// Much faster: by more than the floor's time divided by this.
+const PROMISING: i64 = 5;
 /// A window has at least this many starts (guess; fewer make its time a matter of chance).
 const LEAST_STARTS: u64 = 100;
 /// A window that has too few starts is extended this many times at most (guess: then the region is
@@ -99,12 +103,12 @@ pub struct Race {
     /// The order of the sides in this round, and the number of its windows so far.
     order: [Side; 3],
     done: usize,
-    /// Picoseconds for a start of each round, by [`Side`].
-    rounds: Vec<[i64; 3]>,
+    /// The windows of each round, by [`Side`].
+    rounds: Vec<[Window; 3]>,
     /// Those of this round.
-    round: [i64; 3],
-    /// Starts and nanoseconds of the window so far, and how often it was extended.
-    window: (u64, u64),
+    round: [Window; 3],
+    /// The window so far, and how often it was extended.
+    window: Window,
     extensions: u32,
     restarts: u32,
     random: u64,
@@ -117,8 +121,8 @@ impl Race {
             order: [Side::Trace, Side::Floor, Side::FloorTwice],
             done: 0,
             rounds: Vec::with_capacity(MOST_ROUNDS),
-            round: [0; 3],
-            window: (0, 0),
+            round: [Window::default(); 3],
+            window: Window::default(),
             extensions: 0,
             restarts: 0,
             random: seed | 1,
@@ -139,30 +143,28 @@ impl Race {
             self.rounds.clear();
             self.done = 0;
         }
-        self.window = (0, 0);
+        self.window = Window::default();
     }
 
     /// Forgets the window under way, in which something else took time. It begins again.
     pub fn spoil(&mut self) {
-        self.window = (0, 0);
+        self.window = Window::default();
     }
 
     /// The window under way has seen this many starts in this many nanoseconds of processor time,
     /// since it began or was extended last.
     pub fn measured(&mut self, starts: u64, nanoseconds: u64) -> Next {
-        self.window.0 += starts;
-        self.window.1 += nanoseconds;
-        let (starts, nanoseconds) = self.window;
-        if starts < LEAST_STARTS {
+        self.window.starts += starts;
+        self.window.nanoseconds += nanoseconds;
+        if self.window.starts < LEAST_STARTS {
             self.extensions += 1;
             return match self.extensions > MOST_EXTENSIONS {
                 true => Next::Ended(self.judgement(Verdict::Cold)),
                 false => Next::Extend,
             };
         }
-        (self.window, self.extensions) = ((0, 0), 0);
-        let time = nanoseconds.saturating_mul(1000) / starts;
-        self.round[self.side() as usize] = i64::try_from(time).unwrap_or(i64::MAX / 8);
+        self.extensions = 0;
+        self.round[self.side() as usize] = std::mem::take(&mut self.window);
         self.done += 1;
         if self.done == self.order.len() {
             self.rounds.push(self.round);
@@ -187,75 +189,78 @@ impl Race {
     }
 
     fn verdict(&self) -> Option<Verdict> {
-        if self.rounds.len() < FEWEST_ROUNDS {
+        let rounds = self.rounds.len();
+        if rounds < FEWEST_ROUNDS {
             return None;
         }
         let Judgement { times: [trace, floor], error, .. } = self.judgement(Verdict::Cold);
         let (gain, margin) = (floor - trace, floor / MARGIN);
         let is_obvious = gain.abs() > OBVIOUS * error.max(floor / 20);
-        if self.rounds.len() < LEAST_ROUNDS && !is_obvious {
+        if rounds < LEAST_ROUNDS && !is_obvious {
             return None;
         }
         // A start takes this long, and so much of it is not known.
         let is_known = error < floor.max(trace) / 2;
+        let promises = gain > floor / PROMISING;
         if gain - error > margin {
             Some(Verdict::Trace)
-        } else if gain + error < margin && is_known || self.rounds.len() >= MOST_ROUNDS {
+        } else if gain + error < margin && is_known || rounds >= MOST_ROUNDS && !promises {
             Some(Verdict::Floor)
+        } else if rounds >= MOST_PROMISING_ROUNDS {
+            // One standard error.
+            Some(if gain - error / 2 > margin { Verdict::Trace } else { Verdict::Floor })
         } else {
             None
         }
     }
 
     fn judgement(&self, verdict: Verdict) -> Judgement {
-        let column = |f: fn(&[i64; 3]) -> i64| Sample::of(self.rounds.iter().map(f).collect());
-        let [trace, once, twice] = [Side::Trace, Side::Floor, Side::FloorTwice].map(|s| s as usize);
-        debug_assert_eq!([trace, once, twice], [0, 1, 2]);
-        let counting = column(|r| r[2] - r[1]);
-        let difference = column(|r| r[1] - r[0]);
-        let (trace, once) = (column(|r| r[0]).median, column(|r| r[1]).median);
-        let detour = counting.median.clamp(0, once - once / MOST_DETOUR);
-        // Two standard errors of the sum of both differences.
-        let error = 2 * (counting.square_error + difference.square_error).isqrt();
+        let rates = |side: Side| Rate::of(self.rounds.iter().map(|round| round[side as usize]));
+        let [trace, once, twice] = [Side::Trace, Side::Floor, Side::FloorTwice].map(rates);
+        let detour = (twice.time - once.time).clamp(0, once.time - once.time / MOST_DETOUR);
+        // The floor's time is twice that of once, less that of twice. The errors are independent.
+        let square = 4 * u128::from(once.square_error)
+            + u128::from(twice.square_error)
+            + u128::from(trace.square_error);
         Judgement {
             verdict,
-            times: [trace, once - detour],
-            error: error as i64,
+            times: [trace.time, once.time - detour],
+            error: 2 * i64::try_from(square.isqrt()).unwrap_or(i64::MAX / 8),
             rounds: self.rounds.len(),
         }
     }
 }
 
-/// A sample. Some of its values may be far too great, because something else took the time.
-struct Sample {
-    median: i64,
-    /// The square of the median's standard error, estimated from the median of the deviations.
+/// What a window has measured.
+#[derive(Clone, Copy, Default, Debug)]
+struct Window {
+    starts: u64,
+    nanoseconds: u64,
+}
+
+/// The time of a start over several windows. If the guest has phases that are longer than a window, the
+/// windows differ much in their starts; so the time is the sum of all times by the sum of all starts.
+struct Rate {
+    /// Picoseconds.
+    time: i64,
+    /// The square of its standard error.
     square_error: u64,
 }
 
-impl Sample {
-    fn of(mut values: Vec<i64>) -> Sample {
-        let middle = median(&mut values);
-        let mut deviations: Vec<i64> = values.iter().map(|v| (v - middle).abs()).collect();
-        let deviation = i128::from(median(&mut deviations));
-        // Of a normal distribution the standard deviation is 1.4826 times the median deviation, and
-        // the median's standard error is 1.2533 times the mean's.
-        let square = deviation * deviation * 34_527 / 10_000 / (values.len().max(1) as i128);
-        let square_error = u64::try_from(square).unwrap_or(u64::MAX).min(u64::MAX / 4);
-        Sample { median: middle, square_error }
-    }
-}
-
-/// The median; 0 if there are no values.
-fn median(values: &mut [i64]) -> i64 {
-    values.sort_unstable();
-    let n = values.len();
-    match values {
-        [] => 0,
-        _ => {
-            values[(n - 1) / 2] / 2
-                + values[n / 2] / 2
-                + (values[(n - 1) / 2] % 2 + values[n / 2] % 2) / 2
+impl Rate {
+    fn of(windows: impl Iterator<Item = Window> + Clone) -> Rate {
+        let sum = |f: fn(Window) -> u64| windows.clone().map(|w| i128::from(f(w))).sum::<i128>();
+        let (starts, picoseconds) = (sum(|w| w.starts).max(1), 1000 * sum(|w| w.nanoseconds));
+        let time = picoseconds / starts;
+        // The error of a ratio of sums, to first order.
+        let rest = |w: Window| 1000 * i128::from(w.nanoseconds) - time * i128::from(w.starts);
+        let squares: i128 =
+            windows.clone().map(|w| rest(w).checked_pow(2).unwrap_or(i128::MAX / 64)).sum();
+        let n = windows.count() as i128;
+        let square = squares / (n - 1).max(1) * n / (starts * starts);
+        Rate {
+            time: i64::try_from(time).unwrap_or(i64::MAX / 8),
+            square_error: u64::try_from(square).unwrap_or(u64::MAX).min(u64::MAX / 4),
         }
     }
 }

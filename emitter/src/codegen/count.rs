@@ -33,12 +33,17 @@ impl What {
 /// The code that counts, and the offsets of its fields that are relative to their ends and lead to
 /// the word.
 pub(crate) fn code() -> (Vec<u8>, [usize; 2]) {
+    code_adding(1)
+}
+
+/// As [`code`], but adds this number.
+pub(crate) fn code_adding(n: i32) -> (Vec<u8>, [usize; 2]) {
     let saved = offset::STUB_SAVE + 8 * SAVE;
     let mut code = Vec::with_capacity(36);
     code.store(RCX, saved);
     code.mov_from(RCX, Mem::relative());
     let load = code.len() - 4;
-    code.lea(RCX, Mem::at(RCX).plus(1));
+    code.lea(RCX, Mem::at(RCX).plus(n));
     code.mov_to(Mem::relative(), RCX);
     let store = code.len() - 4;
     code.load(RCX, saved);
@@ -82,6 +87,8 @@ pub(crate) struct Starts {
     pub entered: u64,
     /// The address of the word that counts starts at the head of the loop.
     pub looped: u64,
+    /// As many starts are counted there.
+    pub each: i32,
 }
 
 /// The length of the code that counts, if `bytes` start with it.

@@ -13,7 +13,7 @@
 
 use crate::asm::{Asm, Assembler, FIELD, Mem, RAX, RCX, RDX, RSP};
 use crate::codegen::Host;
-use crate::codegen::count::{self, KeyRegister, What};
+use crate::codegen::count::{self, What};
 use crate::codegen::encoded::{
     Encoded, EncodedEnd, EncodedGuard, EncodedRecord, EncodedTail, Homes, Target,
 };
@@ -203,7 +203,7 @@ impl Emit<'_> {
         if let Some(starts) = self.host.starts
             && self.is_loop_head(b)
         {
-            self.count_start(None, starts.looped);
+            self.count_start(count::code_adding(starts.each), starts.looped);
         }
         let still = self.exits.leaves_out(self.f.block_insns(Block::new(b)).last());
         for item in self.out.block_insts_and_edits(self.f, Block::new(b)) {
@@ -259,7 +259,7 @@ impl Emit<'_> {
         match &m.kind {
             Kind::FragmentEntry => {
                 if let Some(starts) = self.host.starts {
-                    self.count_start(starts.key, starts.entered);
+                    self.count_start(count::code_if(starts.key), starts.entered);
                 }
                 for &(r, s) in &self.homes.save {
                     save(self.code(), r, s);
@@ -415,10 +415,9 @@ impl Emit<'_> {
         }
     }
 
-    /// Adds one to the word of a race, if the register of `key` has its value.
-    fn count_start(&mut self, key: Option<KeyRegister>, word: u64) {
+    /// Counts starts in the word of a race by code with these fields.
+    fn count_start(&mut self, (code, fields): (Vec<u8>, [usize; 2]), word: u64) {
         let start = self.at();
-        let (code, fields) = count::code_if(key);
         self.code().put(&code);
         for field in fields {
             self.code().relocate_at(start + field as u32, Target::Address(word));

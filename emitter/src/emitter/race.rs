@@ -1,8 +1,8 @@
 //! Races: a trace and the blocks that it replaces run by turns, and what both have done is counted.
 //!
 //! What is counted is *starts*: how often the guest comes to the trace's head or, if the trace is a
-//! loop of an interpreted program, to the head at the loop's place in that program, which the value
-//! of a register tells. The trace counts them at its entry and at the head of its loop, the blocks in
+//! loop of an interpreted program, to the head at the loop's place in that program, if the value of a
+//! register tells that; otherwise an iteration counts as often as its path passes the head. The trace counts them at its entry and at the head of its loop, the blocks in
 //! a gate ([`crate::blocks::gates`]). Before and after the race the trace does not count.
 //!
 //! ```text
@@ -30,8 +30,9 @@ use dynasour_ir::Gpr;
 pub type StartKey = (Gpr, u64);
 
 impl Emitter {
-    /// Lets the trace that is compiled for `request` count its starts. False if that cannot be done.
-    pub fn count_starts(&self, request: &mut Request, key: Option<StartKey>) -> bool {
+    /// Lets the trace that is compiled for `request` count its starts, `each` for each iteration of its
+    /// loop. False if that cannot be done.
+    pub fn count_starts(&self, request: &mut Request, key: Option<StartKey>, each: i32) -> bool {
         let words = [RaceWord::Entered, RaceWord::Looped].map(|word| self.blocks.race_word(word));
         let ([Some(entered), Some(looped)], true) =
             (words, key.is_none_or(|(g, _)| can_tell_start(g)))
@@ -39,7 +40,7 @@ impl Emitter {
             return false;
         };
         let key = key.map(|(g, value)| (g.number() as u8, value));
-        request.host.starts = Some(Starts { key, entered, looped });
+        request.host.starts = Some(Starts { key, entered, looped, each });
         true
     }
 
@@ -165,7 +166,7 @@ mod tests {
     fn place(emitter: &mut Emitter, version: &Version, counts: bool) -> FragmentId {
         let mut request =
             emitter.request(version.region, EntryState::Canonical).expect("a request");
-        assert!(!counts || emitter.count_starts(&mut request, None));
+        assert!(!counts || emitter.count_starts(&mut request, None, 1));
         let code = codegen::compile(version, &request, &mut Default::default()).expect("code");
         emitter.place(&request, code).expect("room")
     }

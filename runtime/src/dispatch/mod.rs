@@ -106,6 +106,8 @@ pub struct Dispatcher {
     /// The race of the thread's newest trace.
     racing: Racing,
     rests: Rests,
+    /// The recording under way is for nothing else than a loop of an interpreted program.
+    only_guest_loops: bool,
 }
 
 impl Dispatcher {
@@ -133,6 +135,7 @@ impl Dispatcher {
             entrances: Entrances::default(),
             racing: Racing::default(),
             rests: Rests::default(),
+            only_guest_loops: false,
         };
         dispatcher.count_heads();
         Ok(dispatcher)

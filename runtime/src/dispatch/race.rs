@@ -137,6 +137,8 @@ pub(super) struct Running {
     windows: u32,
     /// Did the race start the samples?
     samples: bool,
+    /// The race has begun anew: the links may lead to the other side.
+    anew: bool,
 }
 
 impl Racing {
@@ -163,7 +165,7 @@ impl Racing {
     pub fn changed(&mut self) {
         if let Racing::Running(running) = self {
             running.race.restart();
-            running.since = thread_time();
+            running.anew = true;
         }
     }
 }
@@ -279,7 +281,7 @@ impl Dispatcher {
         let starts = fragments.starts();
         drop(fragments);
         let since = thread_time();
-        let running = Running { racer, race, since, starts, windows: 0, samples };
+        let running = Running { racer, race, since, starts, windows: 0, samples, anew: false };
         self.racing = Racing::Running(Box::new(running));
     }
 
@@ -300,6 +302,7 @@ impl Dispatcher {
         }
         let starts = fragments.starts();
         let next = match machine.config.race {
+            _ if std::mem::take(&mut running.anew) => Next::Window(running.race.side()),
             RaceMode::Measured => {
                 running.race.measured(starts.wrapping_sub(running.starts), now - running.since)
             }

@@ -83,6 +83,8 @@ pub(super) enum Ended {
     Hot(CounterId, u64),
     /// An exit is hot: a side trace is wanted.
     HotExit(SideRequest),
+    /// Another loop of an interpreted program is to be searched for.
+    Search,
     /// A resolved stub is wanted for an exit.
     Stub(Box<StubWork>),
     /// The code cache is full.
@@ -330,6 +332,7 @@ impl Dispatcher {
             }
             AfterNative::Hot(counter, executions) => Some(Ended::Hot(counter, executions)),
             AfterNative::HotExit(side) => Some(Ended::HotExit(side)),
+            AfterNative::Search => Some(Ended::Search),
             AfterNative::Full => Some(Ended::Full),
         }
     }
@@ -346,6 +349,10 @@ impl Dispatcher {
             }
             Ended::HotExit(side) => {
                 self.record_side_trace(context, side);
+                return None;
+            }
+            Ended::Search => {
+                self.search(context);
                 return None;
             }
             Ended::Stub(work) => {

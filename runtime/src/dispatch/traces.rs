@@ -63,6 +63,9 @@ impl Dispatcher {
                 if let Some(mut fragments) = self.machine.fragments() {
                     fragments.stats.recorded(end);
                 }
+                if std::mem::take(&mut self.only_guest_loops) && path.guest.is_none() {
+                    return self.selector.traces.dispatch.found_no_more(path.head);
+                }
                 let is_side_trace = self.side_request.is_some();
                 match self.compile(&path) {
                     Ok(()) => {
@@ -87,6 +90,11 @@ impl Dispatcher {
                 }
             }
             Selected::Aborted(head, reason) => {
+                if std::mem::take(&mut self.only_guest_loops) {
+                    self.effort.note_result(false);
+                    self.count_abort(reason);
+                    return self.selector.traces.dispatch.found_no_more(head);
+                }
                 self.failed(head, Failure::Refused(reason), false);
             }
         }
@@ -205,6 +213,7 @@ impl Dispatcher {
     /// Gives up the recording under way, if there is one.
     pub(super) fn abandon(&mut self, reason: AbortReason) {
         self.side_request = None;
+        self.only_guest_loops = false;
         if self.selector.traces.abandon().is_some() {
             self.count_abort(reason);
         }
@@ -280,6 +289,26 @@ impl Dispatcher {
     fn give_up_head(&self, pc: u64) {
         if let Some(mut fragments) = self.machine.fragments() {
             fragments.stop_counting(pc);
+        }
+    }
+
+    /// The guest comes to rip, a head of loops of an interpreted program, in none of those that have
+    /// traces: starts a recording that searches for another one. A race may be under way: a trace is
+    /// worth little while the loops around it have none.
+    pub(super) fn search(&mut self, context: &ThreadContext) {
+        self.arrival = Arrival::WithoutProgress;
+        let pc = context.rip;
+        let wanted = self.selector.traces.dispatch.wants_more(pc);
+        if !wanted || !self.effort.is_affordable() {
+            return;
+        }
+        if let Ok(entry) = self.interp.entry(pc)
+            && self.selector.may_trace(entry)
+        {
+            let around = surroundings(context);
+            self.selector.traces.start(entry.lifted(), HeadKind::Other, Vec::new(), &around);
+            self.effort.begin();
+            self.only_guest_loops = true;
         }
     }
 

@@ -94,12 +94,18 @@ impl Races {
 }
 
 /// What tells that the guest starts an iteration of the path: that it comes to the path's head and,
-/// for a loop of an interpreted program, that a register has its value there. None if no register
-/// tells it.
-fn start_key(path: &Path) -> Option<Option<StartKey>> {
-    let Some(guest) = &path.guest else { return Some(None) };
+/// for a loop of an interpreted program, that a register has its value there. If no register tells
+/// it, each passage of the head counts. Returns the register and the number of starts of an iteration.
+fn start_key(path: &Path) -> (Option<StartKey>, i32) {
+    let Some(guest) = &path.guest else { return (None, 1) };
     let tells = |(g, _): &&StartKey| guest.stable & 1 << g.number() == 0 && can_tell_start(*g);
-    guest.registers.iter().find(tells).map(|key| Some(*key))
+    match guest.registers.iter().find(tells) {
+        Some(key) => (Some(*key), 1),
+        None => {
+            let passages = path.steps.iter().filter(|step| step.block.pc == path.head).count();
+            (None, i32::try_from(passages).unwrap_or(i32::MAX))
+        }
+    }
 }
 
 impl Fragments {
@@ -111,8 +117,8 @@ impl Fragments {
         request: &mut Request,
     ) -> Option<Option<StartKey>> {
         let may_race = self.races.mode.is_some() && !patches::is_shared();
-        let key = start_key(path).filter(|_| may_race)?;
-        self.emitter.count_starts(request, key).then_some(key)
+        let (key, each) = start_key(path);
+        (may_race && self.emitter.count_starts(request, key, each)).then_some(key)
     }
 
     /// The trace that can count its starts is installed.
@@ -141,7 +147,8 @@ impl Fragments {
     }
 
     fn is_live_racer(&self, racer: &Racer) -> bool {
-        !self.retired && self.first_version(racer.pc) == Some(racer.fragment)
+        let region = self.regions.get(&racer.pc);
+        !self.retired && region.is_some_and(|region| region.fragments.contains(&racer.fragment))
     }
 
     /// The racer; if there is none, the first of those that wait. No other thread may execute it, and
@@ -190,7 +197,9 @@ impl Fragments {
     }
 
     fn lead_back(&mut self, racer: &Racer) {
-        self.register(racer.pc, racer.fragment);
+        if let Some(first) = self.first_version(racer.pc) {
+            self.register(racer.pc, first);
+        }
         self.lead_to_first(racer.pc);
     }
 

@@ -95,6 +95,9 @@ pub enum AfterNative {
     Hot(CounterId, u64),
     /// An exit is hot: a side trace from rip is wanted.
     HotExit(SideRequest),
+    /// The guest comes to rip, a head of loops of an interpreted program, often and in none of the
+    /// loops that have traces: other loops are to be searched for.
+    Search,
     /// The code cache is full.
     Full,
     /// The transfer at this pc led to a non-canonical address, which is in rip. The processor would

@@ -41,7 +41,7 @@ use dynasour_emitter::{ExitId, FragmentId, StubTarget};
 use dynasour_guest::decode::Fetch;
 use dynasour_tracer::SpeculationPolicy;
 use exits::{Event, Stub};
-use policy::{Destination, ExitOrigin, Origin, Scope, allowed};
+use policy::{Destination, ExitOrigin, Origin, Rank, Scope, allowed};
 
 /// A guard's exit comes to the runtime this many times before it gets a resolved stub (guess: to
 /// make a stub costs as much as some ten exits; larger values leave more exits without one).
@@ -217,7 +217,20 @@ impl Fragments {
         policy: &dyn SpeculationPolicy,
     ) -> AfterNative {
         let taken = self.exits.count_left(exit);
-        self.hot_exit(exit, taken, policy)
+        match self.origin(exit).and_then(|origin| self.end_of_loops(origin)) {
+            Some(_) if !self.retired => AfterNative::Search,
+            _ => self.hot_exit(exit, taken, policy),
+        }
+    }
+
+    /// The head of loops of an interpreted program at which this exit is the last: the guest leaves
+    /// by it if it comes to none of the loops that have traces. None for other exits.
+    fn end_of_loops(&self, origin: ExitOrigin) -> Option<u64> {
+        let pc = origin.target.filter(|target| !origin.has_moved(*target))?;
+        let is_loop = |rank: Rank| rank.is_guest_loop();
+        let next = self.successor(origin, pc).map(|next| self.rank(next));
+        let is_end = origin.version.is_some_and(is_loop) && !next.is_some_and(is_loop);
+        (is_end && self.has_places()).then_some(pc)
     }
 
     /// An exit is hot, having come to the runtime `taken` times: links it to a fragment at its
@@ -250,6 +263,12 @@ impl Fragments {
             return after;
         };
         self.wake(pc);
+        if self.end_of_loops(origin).is_some() && self.emitter.block_entry(pc).is_some() {
+            // It is counted, so that other loops are searched for if the guest comes here often.
+            let target = StubTarget::CountedBlock(again_after(policy));
+            self.want_stub(exit, Event::CounterMade, Destination::Body(pc), target);
+            return after;
+        }
         match self.successor(origin, pc) {
             Some(_) if self.may_lead(origin, Destination::Place(pc)) => {
                 self.want_stub(exit, Event::Link, Destination::Place(pc), StubTarget::Place);

@@ -54,6 +54,11 @@ impl Rank {
         let age = i64::from(age);
         Rank { is_other: !is_guest_loop, order: if is_guest_loop { -age } else { age } }
     }
+
+    /// Is the fragment a loop of a program that the guest interprets?
+    pub fn is_guest_loop(self) -> bool {
+        !self.is_other
+    }
 }
 
 /// What [`allowed`] needs to know of an exit of a fragment.
