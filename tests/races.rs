@@ -31,7 +31,13 @@ fn races(directory: &Path, options: &[&str], command: &[&str], native: &Outcome)
     assert_eq!(native.difference(&outcome), None, "{options:?}");
     let json = fs::read_to_string(directory.join("s.json")).expect("the file");
     let json: Value = serde_json::from_str(&json).expect("JSON");
-    json["races"].as_array().expect("a list").clone()
+    let [races, heads] = ["races", "heads"].map(|name| json[name].as_array().expect("a list"));
+    for race in races {
+        let head =
+            heads.iter().find(|head| head["pc"] == race["pc"]).expect("each racer is listed");
+        assert!(head["tries"].as_u64() > Some(0), "{head}");
+    }
+    races.clone()
 }
 
 /// The trace wins, loses, or never does either; the guest does the same. Forced races count visits

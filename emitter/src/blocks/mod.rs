@@ -574,6 +574,11 @@ impl Blocks {
         Some((self.places.get((place & PLACE) as usize)?.pc, place & (BODY | IN_PLACE) != 0))
     }
 
+    /// The guest pc of the code that `host_rip` is in.
+    pub(crate) fn pc_at(&self, host_rip: u64) -> Option<u64> {
+        self.at(host_rip).map(|block| self.blocks[block as usize].pc)
+    }
+
     /// The guest pc and the host code of each block, counters among them.
     pub(crate) fn all(&self) -> impl Iterator<Item = (u64, Range<u64>)> {
         self.blocks.iter().filter(|b| b.len != 0).map(|b| {

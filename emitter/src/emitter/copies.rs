@@ -101,6 +101,11 @@ impl Emitter {
         self.blocks.at(host_rip).map(BlockId)
     }
 
+    /// The guest pc of the block, counter or gate that `host_rip` is in.
+    pub fn pc_of_block_at(&self, host_rip: u64) -> Option<u64> {
+        self.blocks.pc_at(host_rip)
+    }
+
     /// The guest pc and the host code of each block, counters among them.
     pub fn all_blocks(&self) -> impl Iterator<Item = (u64, Range<u64>)> {
         self.blocks.all()

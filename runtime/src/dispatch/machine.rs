@@ -21,7 +21,7 @@
 
 use super::call_sites::CallSites;
 use super::footprint::Footprint;
-use super::fragments::{FragmentError, Fragments, Touched};
+use super::fragments::{FragmentError, Fragments, SamplePlace, Touched};
 use super::native_code::NativeCode;
 use super::peers::{Peer, Peers};
 use super::{Dispatcher, IdleDispatcher};
@@ -31,6 +31,7 @@ use crate::changes::trampolines;
 use crate::config::{RunConfig, Stage, Tier};
 use crate::kernel::entry::call_stubs;
 use crate::kernel::process::Moved;
+use crate::observe::attempts::Places;
 use crate::observe::census::{self, Census};
 use crate::observe::profile::{self, Phase};
 use crate::observe::stats::Stats;
@@ -38,6 +39,7 @@ use crate::sync::lock;
 use dynasour_emitter::Diversion;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::space::PAGE;
+use dynasour_guest::symbols::Symbols;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -160,10 +162,23 @@ impl Machine {
             let time = |n: usize| profile::time(ticks[n]).as_nanos() as u64;
             stats.time_nanoseconds =
                 (0..ticks.len()).map(|n| (Phase::COUNTED[n].1, time(n))).collect();
+            let mut places = Places { all: samples.len() as u64, ..Places::default() };
             if let Some(fragments) = self.fragments() {
-                for part in samples.into_iter().filter_map(|pc| fragments.part_of(pc)) {
-                    *stats.native_samples.entry(part).or_default() += 1;
+                for pc in samples {
+                    if let Some(part) = fragments.part_of(pc) {
+                        *stats.native_samples.entry(part).or_default() += 1;
+                    }
+                    let (map, pc) = match fragments.place_of(pc) {
+                        Some(SamplePlace::Trace(head)) => (&mut places.traces, head),
+                        Some(SamplePlace::Block(pc)) => (&mut places.code, pc),
+                        None => (&mut places.code, pc),
+                    };
+                    *map.entry(pc).or_default() += 1;
                 }
+            }
+            if !stats.attempts.is_empty() {
+                let symbols = Symbols::read(census::images().into_iter().map(Into::into));
+                stats.heads = stats.attempts.list(&places, &symbols);
             }
         }
         stats

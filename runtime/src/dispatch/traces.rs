@@ -92,7 +92,7 @@ impl Dispatcher {
             Selected::Aborted(head, reason) => {
                 if std::mem::take(&mut self.only_guest_loops) {
                     self.effort.note_result(false);
-                    self.count_abort(reason);
+                    self.count_abort(None, reason);
                     return self.selector.traces.dispatch.found_no_more(head);
                 }
                 self.failed(head, Failure::Refused(reason), false);
@@ -137,7 +137,7 @@ impl Dispatcher {
         {
             self.effort.note_result(false);
         }
-        self.count_abort(reason);
+        self.count_abort(Some(head), reason);
         match failure {
             Failure::Full => self.overflowed(),
             // Another thread may have made a fragment there.
@@ -214,14 +214,15 @@ impl Dispatcher {
     pub(super) fn abandon(&mut self, reason: AbortReason) {
         self.side_request = None;
         self.only_guest_loops = false;
-        if self.selector.traces.abandon().is_some() {
-            self.count_abort(reason);
+        if let Some(head) = self.selector.traces.abandon() {
+            self.count_abort(Some(head), reason);
         }
     }
 
-    fn count_abort(&self, reason: AbortReason) {
+    /// Counts that no trace was made for `head`; for none, if it is not known.
+    fn count_abort(&self, head: Option<u64>, reason: AbortReason) {
         if let Some(mut fragments) = self.machine.fragments() {
-            fragments.stats.aborted(reason);
+            fragments.stats.aborted(head, reason);
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! | file | what it is for |
 //! | --- | --- |
+//! | [`attempts`] | the heads at which traces were tried, and what became of them |
 //! | [`census`] | the document that `explain` and `guards` read: fragments, guards, counts |
 //! | [`describe`] | paths and guards in the terms of a census |
 //! | [`ledger`] | the records of a counting run, from which a census is made |
@@ -9,6 +10,7 @@
 //! | [`stats`] | the counters that `--stats` prints |
 //! | [`perf_map`] | names of generated code for `perf` |
 
+pub mod attempts;
 pub mod census;
 pub(crate) mod describe;
 pub(crate) mod ledger;

@@ -9,6 +9,7 @@
 //! Example: a guard fails and control comes to the runtime: `stats.deopt(DeoptReason::Guard)`. The
 //! table has the line `deopts: guard  1`, the JSON `"deopts": {"guard": 1}`.
 
+use crate::observe::attempts::{self, Attempt, Attempts, Outcome};
 use crate::observe::profile::Phase;
 use dynasour_emitter::Rates;
 use dynasour_tracer::race::{Judgement, Verdict};
@@ -76,6 +77,11 @@ pub struct Stats {
     pub blacklisted: u64,
     /// Races between traces and what they replace, in order.
     pub races: Vec<RaceResult>,
+    /// The heads at which traces were tried, the hottest first. The list is made for a report.
+    pub heads: Vec<Attempt>,
+    /// What the list is made from.
+    #[serde(skip)]
+    pub attempts: Attempts,
     /// Number of times that all native code was dropped.
     pub flushes: u64,
     /// Copied blocks that were removed because a page of their guest code was touched.
@@ -113,11 +119,8 @@ pub struct Stats {
     pub indirect: Indirect,
 }
 
-/// Races that the table lists.
-const SHOWN_RACES: usize = 12;
-
 /// How a trace has done in a race with the code that it replaces, its floor.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct RaceResult {
     /// The trace's head.
     pub pc: u64,
@@ -217,8 +220,11 @@ impl Stats {
         *self.recordings.entry(format!("{end:?}")).or_default() += 1;
     }
 
-    /// Counts a recording of which no trace was made.
-    pub fn aborted(&mut self, reason: AbortReason) {
+    /// Counts a recording from `head` of which no trace was made.
+    pub fn aborted(&mut self, head: Option<u64>, reason: AbortReason) {
+        if let Some(head) = head {
+            self.attempts.tried(head, Outcome::Refused(reason));
+        }
         *self.aborts.entry(format!("{reason:?}")).or_default() += 1;
     }
 
@@ -256,9 +262,6 @@ impl Stats {
             row(&format!("aborted: {reason}"), count.to_string());
         }
         row("races", self.races.len().to_string());
-        for race in self.races.iter().take(SHOWN_RACES) {
-            row(&format!("  {:#x}", race.pc), format!("  {race}"));
-        }
         row("heads given up", self.blacklisted.to_string());
         row("cache flushes", self.flushes.to_string());
         row("copied blocks removed", self.removed_blocks.to_string());
@@ -266,6 +269,7 @@ impl Stats {
         row("  of which woken", self.woken.to_string());
         row("system calls", self.syscalls.to_string());
         row("signals delivered", self.signals.to_string());
+        out.push_str(&attempts::lines(&self.heads));
         out.push_str(&self.times());
         out
     }
@@ -310,7 +314,7 @@ mod tests {
         stats.deopt(DeoptReason::Guard);
         stats.deopt(DeoptReason::Guard);
         stats.recorded(EndReason::Cycle);
-        stats.aborted(AbortReason::Fault);
+        stats.aborted(None, AbortReason::Fault);
         let table = stats.table();
         assert!(
             table.contains("deopts: guard")

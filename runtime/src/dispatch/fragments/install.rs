@@ -18,6 +18,7 @@ use super::links::exits::Event;
 use super::{Fragments, Role, SideRequest};
 use crate::config::{RunConfig, Stage};
 use crate::memory;
+use crate::observe::attempts::Outcome;
 use crate::observe::census::CompileTimes;
 use crate::observe::ledger::Made;
 use crate::observe::profile::{Phase, during};
@@ -167,6 +168,7 @@ impl Fragments {
         self.lives.add(id, side_exit.map_or(Role::Region(path.head), Role::SideTrace), path, size);
         match side_exit {
             None => {
+                self.stats.attempts.tried(path.head, Outcome::Made);
                 self.add_version(path.head, id);
                 if let Some(key) = plan.race {
                     self.note_racer(path.head, id, key);

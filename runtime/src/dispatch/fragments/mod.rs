@@ -72,6 +72,7 @@ use lives::{Lives, Role};
 pub use race::Racer;
 use race::Races;
 use reporting::Notes;
+pub use reporting::SamplePlace;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
 use std::sync::Arc;

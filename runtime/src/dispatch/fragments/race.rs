@@ -242,16 +242,21 @@ impl Fragments {
 
     /// The version of a region that an exit belongs to: it, or one of its side traces, is left there.
     fn trace_of(&self, exit: ExitId) -> Option<FragmentId> {
-        let mut exit = exit;
+        self.region_of(self.emitter.exit(exit)?.fragment)
+    }
+
+    /// The version of a region that a fragment belongs to: itself, or the one that it is a side trace
+    /// or stub of, directly or not.
+    pub(super) fn region_of(&self, mut fragment: FragmentId) -> Option<FragmentId> {
         // Side traces of side traces: no chain of them is longer than the number of fragments.
-        for _ in 0..=self.traces {
-            let fragment = self.emitter.exit(exit)?.fragment;
-            exit = match (self.exits.stub(fragment), self.lives.role(fragment)) {
+        for _ in 0..=2 * self.traces {
+            let parent = match (self.exits.stub(fragment), self.lives.role(fragment)) {
                 (Some(stub), _) => stub.origin,
                 (None, Some(Role::SideTrace(parent))) => parent,
                 (None, Some(Role::Region(_))) => return Some(fragment),
                 (None, None) => return None,
             };
+            fragment = self.emitter.exit(parent)?.fragment;
         }
         None
     }
@@ -263,6 +268,8 @@ impl Fragments {
 
     /// Notes a verdict for the statistics.
     pub fn note_judgement(&mut self, pc: u64, judgement: Judgement) {
-        self.stats.races.push(RaceResult::new(pc, judgement));
+        let result = RaceResult::new(pc, judgement);
+        self.stats.attempts.raced(pc, result);
+        self.stats.races.push(result);
     }
 }

@@ -32,6 +32,15 @@ impl Notes {
     }
 }
 
+/// What was executed when a thread was sampled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SamplePlace {
+    /// A trace of this head, or a side trace of one.
+    Trace(u64),
+    /// The copied block of this pc.
+    Block(u64),
+}
+
 impl Fragments {
     /// An exit came to the runtime.
     pub(super) fn note_left(&mut self, exit: ExitId) {
@@ -111,6 +120,19 @@ impl Fragments {
             None if self.emitter.block_at(host_rip).is_some() => "in copied blocks",
             None => "in lookups and entries",
         })
+    }
+
+    /// What a sample of the program counter shows: the head of the trace that it is in, or the pc of the
+    /// block; none outside the code cache.
+    pub fn place_of(&self, host_rip: u64) -> Option<SamplePlace> {
+        if !self.cache().contains(&host_rip) {
+            return None;
+        }
+        if let Some(fragment) = self.emitter.fragment_at(host_rip) {
+            let root = self.region_of(fragment)?;
+            return Some(SamplePlace::Trace(self.emitter.fragment(root)?.pc));
+        }
+        self.emitter.pc_of_block_at(host_rip).map(SamplePlace::Block)
     }
 
     /// The counts of what happened to fragments and blocks, with those of the emitter.
