@@ -302,7 +302,11 @@ impl TraceSelector {
             if path.guest.is_some() {
                 self.dispatch.fail(path.head, true);
             }
-            return Some(Selected::Aborted(path.head, AbortReason::NoGain));
+            // Another recording may find a loop of an interpreted program.
+            let may_be_guest = path.jumps_indirectly() && self.dispatch.wants(path.head);
+            let reason =
+                if may_be_guest { AbortReason::NoGuestLoop } else { AbortReason::NoGain };
+            return Some(Selected::Aborted(path.head, reason));
         }
         self.survival = Some(Survival::new(path, end));
         None

@@ -216,8 +216,8 @@ impl Dispatcher {
             }
         }
         // In place there are samples anyway. Copied blocks may not come to the runtime for long.
-        if !self.machine.is_direct() && !patches::is_shared() {
-            match self.rests.next {
+        if !self.machine.is_direct() {
+            match self.rests.next.filter(|_| !patches::is_shared()) {
                 Some(_) if !system.samples.are_running() && !self.rests.no_events => {
                     self.rests.no_events = !system.samples.start_event(context, RESTING_HZ);
                     samples::set_bring_out(!self.rests.no_events);

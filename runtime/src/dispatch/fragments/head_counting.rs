@@ -222,6 +222,15 @@ mod tests {
     use iced_x86::code_asm::*;
 
     #[test]
+    fn the_sentinel_is_executed_seldom_but_executed() {
+        let sentinel = |time| Sentinel { pc: 0x1000, time };
+        assert!(sentinel(SOON * 2).is_better_than(SOON), "it is executed less often");
+        assert!(!sentinel(SOON).is_better_than(SOON * 2));
+        assert!(!sentinel(LONGEST).is_better_than(SOON), "perhaps it is not executed any more");
+        assert!(sentinel(SOON).is_better_than(LONGEST));
+    }
+
+    #[test]
     fn calls_are_known_by_their_last_bytes() {
         type Add = fn(&mut CodeAssembler) -> Result<(), IcedError>;
         let ends: [(Add, bool); 10] = [
