@@ -304,8 +304,7 @@ impl TraceSelector {
             }
             // Another recording may find a loop of an interpreted program.
             let may_be_guest = path.jumps_indirectly() && self.dispatch.wants(path.head);
-            let reason =
-                if may_be_guest { AbortReason::NoGuestLoop } else { AbortReason::NoGain };
+            let reason = if may_be_guest { AbortReason::NoGuestLoop } else { AbortReason::NoGain };
             return Some(Selected::Aborted(path.head, reason));
         }
         self.survival = Some(Survival::new(path, end));
