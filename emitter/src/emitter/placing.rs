@@ -98,7 +98,7 @@ impl Emitter {
             links,
             tails: tails.collect(),
             tally,
-            starts: self.start_counts(code, hot),
+            starts: code.starts.iter().map(|(at, len)| (hot + u64::from(*at), *len)).collect(),
             unlinked: AtomicU32::new(0),
         });
         Ok(id)

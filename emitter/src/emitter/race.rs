@@ -3,7 +3,7 @@
 //! What is counted is *starts*: how often the guest comes to the trace's head or, if the trace is a
 //! loop of an interpreted program, to the head at the loop's place in that program, if the value of a
 //! register tells that; otherwise an iteration counts as often as its path passes the head. The trace counts them at its entry and at the head of its loop, the blocks in
-//! a gate ([`crate::blocks::gates`]). Before and after the race the trace does not count.
+//! a gate ([`crate::blocks::gates`]). After the race the trace does not count any more.
 //!
 //! ```text
 //!                     ┌──► trace: entered + 1, looped + 1 …     lead_to
@@ -21,9 +21,8 @@ use crate::asm::Assembler;
 use crate::blocks::gates::RaceWord;
 use crate::codegen::Request;
 use crate::codegen::count::Starts;
-use crate::codegen::encoded::Encoded;
 use crate::emitter::{EmitError, Emitter};
-use crate::fragment::{FragmentId, FragmentRole, LinkKind, StartCounts};
+use crate::fragment::FragmentId;
 use dynasour_ir::Gpr;
 
 /// What tells the start of an iteration: a register and its value.
@@ -79,50 +78,13 @@ impl Emitter {
         words.into_iter().map(|word| self.blocks.read_race_word(word)).fold(0, u64::wrapping_add)
     }
 
-    /// The code that counts the starts of a fragment whose code stands at `hot`.
-    pub(crate) fn start_counts(&self, code: &Encoded, hot: u64) -> StartCounts {
-        let piece = |&(at, len): &(u32, u32)| {
-            let at = hot + u64::from(at);
-            (at, self.cache.read(at, len as usize).into())
-        };
-        let pieces: Box<[_]> = code.starts.iter().map(piece).collect();
-        StartCounts { is_counting: !pieces.is_empty(), pieces }
-    }
-
-    /// The trace counts its starts from now on, or does not any more. No thread executes it.
-    pub fn let_count_starts(&mut self, fragment: FragmentId, counts: bool) {
-        let Some(f) = self.fragments.get_mut(fragment.0 as usize) else { return };
-        if f.starts.is_counting == counts || f.starts.pieces.is_empty() {
-            return;
-        }
-        f.starts.is_counting = counts;
-        for (at, code) in &f.starts.pieces {
-            if counts {
-                self.cache.write(*at, code);
-            } else {
-                let mut nothing = Vec::with_capacity(code.len());
-                nothing.nop(code.len());
-                self.cache.write(*at, &nothing);
-            }
-        }
-        if counts {
-            // It counts where it is entered in canonical state.
-            let entry = f.entry;
-            let borrowed = self.links_into(&[fragment]).into_iter().filter_map(|(owner, link)| {
-                let is_passage = matches!(self.fragment(owner)?.role, FragmentRole::Passage(_));
-                match link.kind {
-                    LinkKind::Borrowed(exit) if !is_passage => Some(exit),
-                    _ => None,
-                }
-            });
-            for exit in borrowed {
-                self.unlink_borrowed(exit);
-                if let Some((e, link)) = self.exit(exit).zip(self.link_of(exit))
-                    && link.target() == link.out
-                {
-                    self.set_link(e.fragment, link, entry);
-                }
-            }
+    /// The trace does not count its starts any more. No thread executes it.
+    pub fn stop_counting_starts(&mut self, fragment: FragmentId) {
+        let Some(fragment) = self.fragments.get_mut(fragment.0 as usize) else { return };
+        for (at, len) in std::mem::take(&mut fragment.starts) {
+            let mut code = Vec::with_capacity(len as usize);
+            code.nop(len as usize);
+            self.cache.write(at, &code);
         }
     }
 }
@@ -188,11 +150,9 @@ mod tests {
         emitter.link(end, second).expect("both are there");
         let leads = Destination::Fragment(second);
         assert_eq!((emitter.destination(end), is_borrowed(&emitter)), (leads, false), "it counts");
-        emitter.let_count_starts(second, false);
+        emitter.stop_counting_starts(second);
         emitter.unlink(end).expect("an exit");
         emitter.link(end, second).expect("both are there");
         assert_eq!((emitter.destination(end), is_borrowed(&emitter)), (leads, true));
-        emitter.let_count_starts(second, true);
-        assert_eq!((emitter.destination(end), is_borrowed(&emitter)), (leads, false), "again");
     }
 }

@@ -14,8 +14,7 @@
 //! window in which a side trace was recorded is measured again.
 //!
 //! A trace that loses is dropped, and its head *rests*: no trace is made there for a while, longer
-//! each time. But if the trace had been kept before, the guest has changed, and another trace may be
-//! made at once ([`Rests`]).
+//! each time ([`Rests`]).
 //!
 //! Only a process with one thread races: the links would change under the others, and they would
 //! disturb the counts.
@@ -37,7 +36,7 @@ use crate::kernel::signal::samples;
 use dynasour_guest::ThreadContext;
 use dynasour_tracer::TraceSelector;
 use dynasour_tracer::race::{Judgement, Next, Race, Side, Verdict};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use std::sync::MutexGuard;
 
 /// Nanoseconds of a window (guess: with fewer, changing the links costs too much; with more, a race
@@ -58,14 +57,9 @@ const FORCED_WINDOWS: u32 = 6;
 const REST: u64 = 1_000_000_000;
 /// A head rests at most this many times [`REST`].
 const LONGEST_REST: u64 = 64;
-/// So often another trace may be made at once where one has lost that had been kept before (guess;
-/// more follow each change of a guest that changes often).
-const MOST_CHANGES: u32 = 16;
-
-/// The heads whose traces have lost, and those whose traces were kept.
+/// The heads whose traces have lost.
 #[derive(Debug, Default)]
 pub(super) struct Rests {
-    kept: FxHashSet<u64>,
     heads: FxHashMap<u64, Rest>,
     /// No rest ends before this time.
     next: Option<u64>,
@@ -77,8 +71,6 @@ pub(super) struct Rests {
 #[derive(Debug, Default)]
 struct Rest {
     losses: u32,
-    /// How often a trace that had been kept has lost.
-    changes: u32,
     /// When it ends, in nanoseconds of the thread's time, while it lasts.
     until: Option<u64>,
 }
@@ -86,12 +78,7 @@ struct Rest {
 impl Rests {
     /// The trace at `pc` has lost at this time. Returns for how many nanoseconds the head rests.
     fn lost(&mut self, pc: u64, now: u64) -> u64 {
-        let was_kept = self.kept.remove(&pc);
         let rest = self.heads.entry(pc).or_default();
-        if was_kept && rest.changes < MOST_CHANGES {
-            rest.changes += 1;
-            return 0;
-        }
         let time = REST * LONGEST_REST.min(1 << rest.losses.min(63));
         rest.losses += 1;
         let until = now.saturating_add(time);
@@ -179,7 +166,7 @@ impl Dispatcher {
     /// A trace was installed: it may be the racer, or belong to it.
     pub(super) fn trace_installed(&mut self) {
         self.racing.changed();
-        let racer = self.machine.fragments().and_then(|mut fragments| fragments.next_racer());
+        let racer = self.machine.fragments().and_then(|mut fragments| fragments.racer());
         let own = match &self.racing {
             Racing::Idle => None,
             Racing::Waiting(racer, _) => Some(*racer),
@@ -190,15 +177,6 @@ impl Dispatcher {
             Some(_) if own.is_some() && self.machine.config.race != RaceMode::Swap => {}
             Some(racer) if own != Some(racer) => self.racing = Racing::Waiting(racer, 0),
             _ => {}
-        }
-    }
-
-    /// Lets the next trace race, if none does. The thread is outside.
-    pub(super) fn next_race(&mut self, fragments: &mut Fragments) {
-        if matches!(self.racing, Racing::Idle)
-            && let Some(racer) = fragments.next_racer()
-        {
-            self.racing = Racing::Waiting(racer, 0);
         }
     }
 
@@ -339,8 +317,7 @@ impl Dispatcher {
         fragments.note_judgement(pc, judgement);
         self.machine.log(Stage::Record, || format!("race of {pc:#x}: {judgement:?}"));
         if kept {
-            self.rests.kept.insert(pc);
-            return self.next_race(&mut fragments);
+            return;
         }
         // It may be that it assumed too much.
         let assumed_less = is_guest_loop && self.selector.traces.dispatch.assume_less(pc);
@@ -348,7 +325,6 @@ impl Dispatcher {
         if !self.machine.is_direct() && !rests {
             fragments.count_head_again(pc);
         }
-        self.next_race(&mut fragments);
         drop(fragments);
         if self.machine.is_direct() {
             let _exclusive = self.machine.pages.exclusive();
@@ -406,16 +382,5 @@ mod tests {
         assert!(rests.ended(REST + 5).is_empty(), "it has ended");
         assert_eq!(rests.ended(u64::MAX), [0x1000]);
         assert_eq!(rests.next, None);
-    }
-
-    #[test]
-    fn a_head_whose_trace_was_kept_does_not_rest() {
-        let mut rests = Rests::default();
-        for _ in 0..MOST_CHANGES {
-            rests.kept.insert(0x1000);
-            assert_eq!(rests.lost(0x1000, 0), 0);
-        }
-        rests.kept.insert(0x1000);
-        assert_eq!(rests.lost(0x1000, 0), REST, "it changes all the time");
     }
 }
