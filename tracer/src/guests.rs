@@ -98,15 +98,17 @@ pub struct DispatchHeads {
     disabled: bool,
     /// Is the time of recordings limited, so that failures need not be?
     timed: bool,
+    /// Is it measured whether a trace pays, so that loops may assume operands?
+    raced: bool,
     /// Heads whose loops do not assume operands.
     plain: FxHashSet<u64>,
 }
 
 impl DispatchHeads {
     /// An empty table. With `search` false no loop is ever searched for. With `timed`, the time of
-    /// recordings is limited, so their number is not.
-    pub fn new(search: bool, timed: bool) -> DispatchHeads {
-        DispatchHeads { disabled: !search, timed, ..DispatchHeads::default() }
+    /// recordings is limited, so their number is not. With `raced`, traces race with what they replace.
+    pub fn new(search: bool, timed: bool, raced: bool) -> DispatchHeads {
+        DispatchHeads { disabled: !search, timed, raced, ..DispatchHeads::default() }
     }
 
     /// Should a recording that passes `head` search for a loop of an interpreted program?
@@ -209,13 +211,13 @@ impl DispatchHeads {
     /// A trace of `head` was too slow. From now on its loops assume less: no operands. False if they do
     /// not already.
     pub fn assume_less(&mut self, head: u64) -> bool {
-        self.timed && self.plain.insert(head)
+        self.raced && self.plain.insert(head)
     }
 
     /// Do the loops of `head` assume operands?
     pub(crate) fn assumes_operands(&self, head: u64) -> bool {
         // Only a race tells whether that pays.
-        self.timed && !self.plain.contains(&head)
+        self.raced && !self.plain.contains(&head)
     }
 
     /// The trace noted last for `head` is not made now, but may be later.

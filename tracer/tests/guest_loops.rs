@@ -166,7 +166,7 @@ fn the_loop_of_the_program_becomes_a_trace_without_dispatches() {
 #[test]
 fn operands_are_assumed_until_that_does_not_pay() {
     let mut interpreter = Interpreter::new(&[4, 9, 0, 4, 70, 2, 3]);
-    let (mut heads, head) = (DispatchHeads::new(true, true), interpreter.head);
+    let (mut heads, head) = (DispatchHeads::new(true, true, true), interpreter.head);
     let mut added = |heads: &mut DispatchHeads| {
         let (path, end) = interpreter.record(&mut state(), heads).unwrap();
         assert_eq!(end, EndReason::GuestLoop);

@@ -44,8 +44,6 @@ use std::sync::MutexGuard;
 const WINDOW: u64 = 3_000_000;
 /// Samples in a second of processor time while a race runs.
 const HZ: u32 = 300;
-/// Samples in a second of processor time while heads rest and nothing else brings the thread out.
-const RESTING_HZ: u32 = 2;
 /// Visits of the runtime before a race that cannot begin is given up (guess: its head gets no
 /// patch).
 const MOST_TRIES: u32 = 100;
@@ -63,8 +61,6 @@ pub(super) struct Rests {
     heads: FxHashMap<u64, Rest>,
     /// No rest ends before this time.
     next: Option<u64>,
-    /// Can no event bring the thread out?
-    no_events: bool,
 }
 
 /// A head whose trace has lost.
@@ -181,7 +177,7 @@ impl Dispatcher {
     }
 
     /// The heads whose rest has ended may get traces again. The thread is outside.
-    fn end_rests(&mut self, context: &ThreadContext, system: &System) {
+    fn end_rests(&mut self) {
         if self.rests.next.is_none() || !matches!(self.racing, Racing::Idle) {
             return;
         }
@@ -193,25 +189,11 @@ impl Dispatcher {
                 fragments.count_head_again(pc);
             }
         }
-        // In place there are samples anyway. Copied blocks may not come to the runtime for long.
-        if !self.machine.is_direct() {
-            match self.rests.next.filter(|_| !patches::is_shared()) {
-                Some(_) if !system.samples.are_running() && !self.rests.no_events => {
-                    self.rests.no_events = !system.samples.start_event(context, RESTING_HZ);
-                    samples::set_bring_out(!self.rests.no_events);
-                }
-                Some(_) => {}
-                None => {
-                    samples::set_bring_out(false);
-                    system.samples.stop();
-                }
-            }
-        }
     }
 
     /// Begins a race, or ends a window of the one under way. The thread is outside.
     pub(super) fn step_race(&mut self, context: &ThreadContext, system: &System) {
-        self.end_rests(context, system);
+        self.end_rests();
         if !self.racing.is_due(self.machine.config.race) {
             return;
         }
@@ -244,10 +226,6 @@ impl Dispatcher {
         }
         let by_visits = matches!(self.machine.config.sampling, Sampling::Every(_))
             || self.machine.config.race != RaceMode::Measured;
-        if !self.machine.is_direct() {
-            // Perhaps those that end rests.
-            system.samples.stop();
-        }
         let samples = !by_visits && !system.samples.are_running();
         if samples && !system.samples.start_event(context, HZ) {
             // Nothing brings the thread out at the end of a window.
