@@ -18,7 +18,10 @@
 use super::removal::Key;
 use super::{Blocks, FIRST_LINK, Link, STUB};
 use crate::cache::{Cache, CacheError};
-use crate::transfers::indirect::{Diversion, Indirect, Via};
+use crate::transfers::indirect::{Diversion, InCheck, Indirect, Via};
+
+/// Bytes of the jump behind a checked entry apart.
+const JUMP: u8 = 5;
 
 /// A checked entry that belongs to no block.
 pub(crate) struct Check {
@@ -166,22 +169,23 @@ impl Blocks {
             return Some(diversion);
         }
         let offset = u32::try_from(host_rip.wrapping_sub(self.base)).ok()?;
-        let (start, len, via) = match self.at(host_rip) {
+        let (start, len, passed, via) = match self.at(host_rip) {
             Some(index) => {
                 let at = offset - self.blocks[index as usize].start;
                 if let Some(diversion) = self.diversion_of_return(index, at, indirect, cache) {
                     return Some(diversion);
                 }
                 let block = &self.blocks[index as usize];
-                (block.start, block.prefix, Via::from_index(block.via.into())?)
+                (block.start, block.prefix, block.prefix, Via::from_index(block.via.into())?)
             }
             None => {
                 let i = self.checks.partition_point(|c| c.start <= offset).checked_sub(1)?;
                 let Check { start, len, via, .. } = self.checks[i];
-                (start, len, via)
+                (start, len, len - JUMP, via)
             }
         };
         let at = offset - start;
-        (at < u32::from(len)).then(|| indirect.diversion_in_check(at.into(), via))
+        let within = || InCheck::new(at.into(), passed.into());
+        (at < u32::from(len)).then(|| indirect.diversion_in_check(within(), via))
     }
 }

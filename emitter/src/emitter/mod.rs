@@ -43,7 +43,7 @@ use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, fragment_at
 use crate::record::PendingStore;
 use crate::stubs::{self, ABORTED, Stubs};
 use crate::transfers::entry_check::EntryCheck;
-use crate::transfers::indirect::{Displaced, Diversion, Indirect, MISSED, Via};
+use crate::transfers::indirect::{Displaced, Diversion, InCheck, Indirect, MISSED, Via};
 use crate::transfers::stack_returns::{Kept, Returns};
 pub use compile::{CompiledStub, StubRequest, StubTarget};
 use dynasour_guest::context::{TRAP_FLAG, ThreadContext};
@@ -380,7 +380,7 @@ impl Emitter {
         }
         let fragment = self.fragment(self.fragment_at(host_rip)?)?;
         if fragment.checked.is_some_and(|checked| (checked..fragment.entry).contains(&host_rip)) {
-            return Some(self.indirect.diversion_in_check(0, Via::Memory));
+            return Some(self.indirect.diversion_in_check(InCheck::Inside, Via::Memory));
         }
         let tail = fragment.tails.iter().find(|t| t.range.contains(&host_rip))?;
         let displaced = if host_rip >= tail.displaced { Displaced::Rcx } else { Displaced::None };

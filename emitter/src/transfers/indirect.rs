@@ -141,6 +141,28 @@ impl TargetSource {
     }
 }
 
+/// Where a thread is within a checked entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum InCheck {
+    /// At its first instruction: nothing has been parked yet.
+    First,
+    Inside,
+    /// At the jump behind a checked entry apart: every register has its value.
+    Last,
+}
+
+impl InCheck {
+    /// The place `at` bytes within the checked entry (its way out included), behind which, `passed`
+    /// bytes within, there may be a jump.
+    pub fn new(at: u64, passed: u64) -> InCheck {
+        match at {
+            WAY_OUT => InCheck::First,
+            _ if at >= passed => InCheck::Last,
+            _ => InCheck::Inside,
+        }
+    }
+}
+
 /// The tables and stubs that sites and destinations share.
 pub struct Indirect {
     lookup: Lookup,
@@ -443,13 +465,13 @@ impl Indirect {
         piece
     }
 
-    /// The way out of a thread that is `at` bytes within a checked entry. Async-signal-safe.
-    pub(crate) fn diversion_in_check(&self, at: u64, via: Via) -> Diversion {
+    /// The way out of a thread that is within a checked entry. Async-signal-safe.
+    pub(crate) fn diversion_in_check(&self, at: InCheck, via: Via) -> Diversion {
         let rip = match via {
             // Before its last instruction rcx is displaced; behind it the kept value is still
             // right.
             Via::Memory => return Diversion { rip: self.out(), displaced: Displaced::Rcx },
-            Via::Register(r) if r == RCX || at == WAY_OUT => self.register_stub(r).ask(),
+            Via::Register(r) if r == RCX || at != InCheck::Inside => self.register_stub(r).ask(),
             Via::Register(r) => self.register_stub(r).unpark(),
         };
         Diversion { rip, displaced: Displaced::None }
