@@ -81,6 +81,26 @@ fn verdicts_agree_with_the_times() {
     }
 }
 
+/// When the target of a loop's call changes, the loop's trace races again: it was judged when the guest
+/// did something else. If it loses, another one is made at once, which follows the new target.
+#[test]
+fn a_trace_races_again_when_the_guest_changes() {
+    let (directory, program) = guest("changed", "phases");
+    let native = Invocation::new(&program, &directory).run();
+    assert_eq!(native.status, Status::Exited(0));
+    let tiers: [&[&str]; 2] = [&["--tier", "full"], &["--tier", "direct", "--sample", "every=1"]];
+    for (tier, mode) in tiers.into_iter().flat_map(|tier| [(tier, "trace"), (tier, "floor")]) {
+        let options = [tier, &["--threshold", "50", "--race", mode]].concat();
+        let races = races(&directory, &options, &[&program], &native);
+        let mut heads: Vec<&Value> = races.iter().map(|race| &race["pc"]).collect();
+        let all = heads.len();
+        heads.sort_by_key(|pc| pc.as_u64());
+        heads.dedup();
+        // A head whose trace has lost at once rests for a second, and this takes less.
+        assert_eq!(heads.len() < all, mode == "trace", "{options:?}: {races:?}");
+    }
+}
+
 /// Guest code in place enters a trace by the patch at its head. (Before, patches led to the displaced
 /// instructions, and only the runtime entered traces.)
 #[test]

@@ -381,10 +381,7 @@ impl RunConfig {
     pub fn races(&self) -> bool {
         match self.race {
             RaceMode::Off => false,
-            // Among copied blocks measured races have made guests crash (docs/limits.md).
-            RaceMode::Measured => {
-                self.tier == Tier::Direct && self.measures_paths() && self.count.is_none()
-            }
+            RaceMode::Measured => self.measures_paths() && self.count.is_none(),
             RaceMode::Trace | RaceMode::Floor | RaceMode::Swap => {
                 matches!(self.tier, Tier::Full | Tier::Direct)
                     && self.chaos.is_none()

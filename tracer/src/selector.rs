@@ -115,7 +115,7 @@ impl TraceSelector {
             dispatch: DispatchHeads::new(
                 policy.placement.speculate_guest_loops(),
                 judge.is_some(),
-                judge.is_some_and(|judge| judge.in_place),
+                judge.is_some_and(|judge| judge.raced),
             ),
             policy,
             heads: HeadTable::default(),

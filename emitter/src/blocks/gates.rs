@@ -13,7 +13,7 @@
 //!  jmp block           ◄──┘
 //! ```
 //!
-//! Data: none of its own; the words are behind those of the counters. Invariant: a gate's link leads
+//! Data: [`Blocks::gate_keys`]; the words are behind those of the counters. Invariant: a gate's link leads
 //! to the body of its place's block, so that no gate is part of a cycle without a guest instruction.
 //! The caller holds the emitter.
 //!
@@ -21,12 +21,13 @@
 //! 0x1000 lead to the gate.
 
 use super::head_counters::{Front, NO_COUNTER};
-use super::removal::Key;
+use super::removal::{Doomed, Key};
 use super::{Blocks, NONE};
 use crate::asm::{Assembler, Mem, RCX};
 use crate::cache::{Cache, CacheError};
 use crate::codegen::count::{self, KeyRegister};
-use crate::transfers::indirect::SAVE_RCX;
+use crate::fragment::Fragment;
+use crate::transfers::indirect::{Indirect, SAVE_RCX};
 use dynasour_guest::context::offset;
 
 /// The words of a race.
@@ -65,17 +66,25 @@ impl Blocks {
         }
     }
 
-    /// Makes a gate in front of the block of `place`, which counts the starts at which the register
-    /// of `key` has its value. Returns its offset in the cache; none if there is no memory for words.
+    /// Gives the block of `place` a gate, which counts the starts at which the register of `key` has
+    /// its value, unless it has one already. False if there is no memory for words.
     pub(crate) fn gate(
         &mut self,
         place: u32,
         key: Option<KeyRegister>,
-        cache: &mut Cache,
-    ) -> Result<Option<u32>, CacheError> {
+        (indirect, cache): (&Indirect, &mut Cache),
+        fragments: &[Fragment],
+    ) -> Result<bool, CacheError> {
+        let gate = self.places[place as usize].made[2];
+        if gate != NONE {
+            if self.gate_keys.get(&gate) == Some(&key) {
+                return Ok(true);
+            }
+            self.drop_gate(place, indirect, cache, fragments);
+        }
         let words = [RaceWord::Floor, RaceWord::Twice, RaceWord::Second];
         let [Some(floor), Some(twice), Some(second)] = words.map(|w| self.race_word(w)) else {
-            return Ok(None);
+            return Ok(false);
         };
         let saved = offset::STUB_SAVE + 8 * SAVE_RCX;
         let (counting, fields) = count::code_if(key);
@@ -99,11 +108,32 @@ impl Blocks {
         relative.push((flag, twice));
         code.jmp();
         let field = code.len() - 4;
-        let key = Key::of_gate(code.len());
-        let front = Front { code, field, words: &relative, key, number: NO_COUNTER };
-        let (start, index) = self.put_in_front(place, front, cache)?;
+        let size = Key::of_gate(code.len());
+        let front = Front { code, field, words: &relative, key: size, number: NO_COUNTER };
+        let (_, index) = self.put_in_front(place, front, cache)?;
         self.places[place as usize].made[2] = index;
-        Ok(Some(start))
+        self.gate_keys.insert(index, key);
+        Ok(true)
+    }
+
+    /// Drops the gate of `place`. Its memory is used again later, as that of a stale block.
+    fn drop_gate(
+        &mut self,
+        place: u32,
+        indirect: &Indirect,
+        cache: &Cache,
+        fragments: &[Fragment],
+    ) {
+        let start = self.gate_of(place);
+        let p = &mut self.places[place as usize];
+        let (gate, block) = (std::mem::replace(&mut p.made[2], NONE), p.block);
+        if start == Some(p.entry) {
+            self.lead(place, block, cache, fragments);
+        }
+        self.unlink(gate, indirect, cache);
+        let mut stale = self.stale.take().unwrap_or_else(|| Doomed::new(self.generation));
+        stale.blocks.push(gate);
+        self.stale = Some(stale);
     }
 
     /// The offset of the gate of `place`.

@@ -41,6 +41,7 @@ mod x87_pointer;
 
 use crate::asm::Assembler;
 use crate::cache::{Cache, CacheError};
+use crate::codegen::count::KeyRegister;
 use crate::codegen::loop_alignment;
 use crate::cpu::Cpu;
 use crate::error::EmitError;
@@ -183,6 +184,8 @@ pub(crate) struct Blocks {
     /// every thread has been outside takes them, too.
     stale: Option<Doomed>,
     pub(crate) heads: Heads,
+    /// What each gate counts, by its index ([`gates`]).
+    gate_keys: FxHashMap<u32, Option<KeyRegister>>,
     returns: Wanted,
     /// Bytes of stubs and constants under construction.
     cold: Vec<u8>,
@@ -243,6 +246,7 @@ impl Blocks {
             changes: FxHashMap::default(),
             stale: None,
             heads: Heads::new(&cache.range()),
+            gate_keys: FxHashMap::default(),
             returns: Wanted::new(returns),
             cold: Vec::new(),
             unlinked: AtomicU32::new(0),
@@ -276,6 +280,7 @@ impl Blocks {
         self.unlinked.store(0, Ordering::Relaxed);
         self.in_place.iter_mut().for_each(InPlace::clear);
         self.heads.clear();
+        self.gate_keys.clear();
         self.choose_returns(indirect);
         self.generation += 1;
         if !wanted {

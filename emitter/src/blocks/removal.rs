@@ -153,7 +153,7 @@ pub(super) fn put<T>(all: &mut Vec<T>, free: &mut Vec<u32>, new: T) -> u32 {
 #[derive(Debug)]
 #[must_use = "it takes memory until it is reclaimed"]
 pub struct Doomed {
-    blocks: Vec<u32>,
+    pub(super) blocks: Vec<u32>,
     /// Blocks that were removed earlier and have rested since.
     rested: Vec<u32>,
     checks: Vec<u32>,

@@ -98,7 +98,7 @@ impl Emitter {
             links,
             tails: tails.collect(),
             tally,
-            starts: code.starts.iter().map(|(at, len)| (hot + u64::from(*at), *len)).collect(),
+            starts: self.start_counts(code, hot),
             unlinked: AtomicU32::new(0),
         });
         Ok(id)

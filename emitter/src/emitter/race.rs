@@ -3,7 +3,7 @@
 //! What is counted is *starts*: how often the guest comes to the trace's head or, if the trace is a
 //! loop of an interpreted program, to the head at the loop's place in that program, if the value of a
 //! register tells that; otherwise an iteration counts as often as its path passes the head. The trace counts them at its entry and at the head of its loop, the blocks in
-//! a gate ([`crate::blocks::gates`]). After the race the trace does not count any more.
+//! a gate ([`crate::blocks::gates`]). Before and after the race the trace does not count.
 //!
 //! ```text
 //!                     ┌──► trace: entered + 1, looped + 1 …     lead_to
@@ -21,8 +21,9 @@ use crate::asm::Assembler;
 use crate::blocks::gates::RaceWord;
 use crate::codegen::Request;
 use crate::codegen::count::Starts;
+use crate::codegen::encoded::Encoded;
 use crate::emitter::{EmitError, Emitter};
-use crate::fragment::FragmentId;
+use crate::fragment::{FragmentId, FragmentRole, LinkKind, StartCounts};
 use dynasour_ir::Gpr;
 
 /// What tells the start of an iteration: a register and its value.
@@ -43,8 +44,8 @@ impl Emitter {
         true
     }
 
-    /// Makes the gate that counts the starts of the block at `pc`, unless there is one. False if
-    /// there is no block, or if nothing can be counted.
+    /// Makes the gate that counts the starts of the block at `pc`. False if there is no block, or if
+    /// nothing can be counted.
     ///
     /// # Errors
     /// [`EmitError::is_full`] asks the caller to [`Emitter::flush_all`].
@@ -53,11 +54,9 @@ impl Emitter {
         if block == 0 || !key.is_none_or(|(g, _)| can_tell_start(g)) {
             return Ok(false);
         }
-        if self.blocks.gate_of(place).is_some() {
-            return Ok(true);
-        }
         let key = key.map(|(g, value)| (g.number() as u8, value));
-        Ok(self.blocks.gate(place, key, &mut self.cache)?.is_some())
+        let code = (&self.indirect, &mut self.cache);
+        Ok(self.blocks.gate(place, key, code, &self.fragments)?)
     }
 
     /// Links to `pc` lead to the block there by way of its gate, which counts once or twice. False
@@ -78,13 +77,50 @@ impl Emitter {
         words.into_iter().map(|word| self.blocks.read_race_word(word)).fold(0, u64::wrapping_add)
     }
 
-    /// The trace does not count its starts any more. No thread executes it.
-    pub fn stop_counting_starts(&mut self, fragment: FragmentId) {
-        let Some(fragment) = self.fragments.get_mut(fragment.0 as usize) else { return };
-        for (at, len) in std::mem::take(&mut fragment.starts) {
-            let mut code = Vec::with_capacity(len as usize);
-            code.nop(len as usize);
-            self.cache.write(at, &code);
+    /// The code that counts the starts of a fragment whose code stands at `hot`.
+    pub(crate) fn start_counts(&self, code: &Encoded, hot: u64) -> StartCounts {
+        let piece = |&(at, len): &(u32, u32)| {
+            let at = hot + u64::from(at);
+            (at, self.cache.read(at, len as usize).into())
+        };
+        let pieces: Box<[_]> = code.starts.iter().map(piece).collect();
+        StartCounts { is_counting: !pieces.is_empty(), pieces }
+    }
+
+    /// The trace counts its starts from now on, or does not any more. No thread executes it.
+    pub fn let_count_starts(&mut self, fragment: FragmentId, counts: bool) {
+        let Some(f) = self.fragments.get_mut(fragment.0 as usize) else { return };
+        if f.starts.is_counting == counts || f.starts.pieces.is_empty() {
+            return;
+        }
+        f.starts.is_counting = counts;
+        for (at, code) in &f.starts.pieces {
+            if counts {
+                self.cache.write(*at, code);
+            } else {
+                let mut nothing = Vec::with_capacity(code.len());
+                nothing.nop(code.len());
+                self.cache.write(*at, &nothing);
+            }
+        }
+        if counts {
+            // It counts where it is entered in canonical state.
+            let entry = f.entry;
+            let borrowed = self.links_into(&[fragment]).into_iter().filter_map(|(owner, link)| {
+                let is_passage = matches!(self.fragment(owner)?.role, FragmentRole::Passage(_));
+                match link.kind {
+                    LinkKind::Borrowed(exit) if !is_passage => Some(exit),
+                    _ => None,
+                }
+            });
+            for exit in borrowed {
+                self.unlink_borrowed(exit);
+                if let Some((e, link)) = self.exit(exit).zip(self.link_of(exit))
+                    && link.target() == link.out
+                {
+                    self.set_link(e.fragment, link, entry);
+                }
+            }
         }
     }
 }
@@ -102,6 +138,7 @@ mod tests {
     use crate::emitter::{Config, EntryState};
     use crate::fragment::ExitId;
     use crate::fragment::counting::Destination;
+    use dynasour_guest::decode::Bytes;
     use dynasour_ir::Version;
     use dynasour_ir::text::version;
 
@@ -150,9 +187,33 @@ mod tests {
         emitter.link(end, second).expect("both are there");
         let leads = Destination::Fragment(second);
         assert_eq!((emitter.destination(end), is_borrowed(&emitter)), (leads, false), "it counts");
-        emitter.stop_counting_starts(second);
+        emitter.let_count_starts(second, false);
         emitter.unlink(end).expect("an exit");
         emitter.link(end, second).expect("both are there");
         assert_eq!((emitter.destination(end), is_borrowed(&emitter)), (leads, true));
+        emitter.let_count_starts(second, true);
+        assert_eq!((emitter.destination(end), is_borrowed(&emitter)), (leads, false), "again");
+    }
+
+    /// A head races again with a trace of another loop: what tells a start may be another value.
+    #[test]
+    fn a_gate_counts_what_is_asked_for_last() {
+        let config = Config { cache_size: 1 << 20, ..Config::default() };
+        let mut emitter = Emitter::new(config).expect("memory");
+        let pc = 0x1000;
+        let code = [0x90, 0xeb, 0xfd];
+        let copied = emitter.copy_block(pc, &Bytes { start: pc, bytes: &code });
+        assert!(copied.is_ok());
+        let mut gate = |key| {
+            assert!(emitter.make_gate(pc, key).expect("room"));
+            assert!(emitter.lead_to_floor(pc, false));
+            assert_eq!(emitter.verify_links_and_tables(), Ok(()));
+            let place = emitter.blocks.place_and_block(pc).expect("a block").0;
+            emitter.blocks.gate_of(place).expect("a gate")
+        };
+        let (any, one) = (gate(None), gate(Some((Gpr::RSI, 0x1234))));
+        assert_ne!(any, one);
+        assert_eq!(gate(Some((Gpr::RSI, 0x1234))), one, "it is used again");
+        assert_ne!(gate(Some((Gpr::RSI, 0x1235))), one);
     }
 }

@@ -176,10 +176,19 @@ pub struct Fragment {
     pub(crate) tails: Box<[Tail]>,
     /// What its words count, if it counts.
     pub tally: Option<Box<Tally>>,
-    /// What counts starts while a race judges it: addresses and bytes.
-    pub(crate) starts: Box<[(u64, u32)]>,
+    /// The code that counts its starts while a race judges it, if it can race.
+    pub(crate) starts: StartCounts,
     /// Unlinkings that have not been undone. While there are any, its links lead out.
     pub(crate) unlinked: AtomicU32,
+}
+
+/// The code that counts the starts of a fragment ([`crate::emitter::race`]).
+#[derive(Debug, Default)]
+pub(crate) struct StartCounts {
+    /// Where each piece stands, and its bytes. While it does not count, no-operations stand there.
+    pub(crate) pieces: Box<[(u64, Box<[u8]>)]>,
+    /// Does it count now?
+    pub(crate) is_counting: bool,
 }
 
 impl Fragment {

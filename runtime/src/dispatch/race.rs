@@ -14,7 +14,8 @@
 //! window in which a side trace was recorded is measured again.
 //!
 //! A trace that loses is dropped, and its head *rests*: no trace is made there for a while, longer
-//! each time ([`Rests`]).
+//! each time. But if the trace had been kept before, the guest has changed, and another trace may be
+//! made at once ([`Rests`]).
 //!
 //! Only a process with one thread races: the links would change under the others, and they would
 //! disturb the counts.
@@ -36,7 +37,7 @@ use crate::kernel::signal::samples;
 use dynasour_guest::ThreadContext;
 use dynasour_tracer::TraceSelector;
 use dynasour_tracer::race::{Judgement, Next, Race, Side, Verdict};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::MutexGuard;
 
 /// Nanoseconds of a window (guess: with fewer, changing the links costs too much; with more, a race
@@ -44,6 +45,8 @@ use std::sync::MutexGuard;
 const WINDOW: u64 = 3_000_000;
 /// Samples in a second of processor time while a race runs.
 const HZ: u32 = 300;
+/// Samples in a second of processor time while heads rest and nothing else brings the thread out.
+const RESTING_HZ: u32 = 2;
 /// Visits of the runtime before a race that cannot begin is given up (guess: its head gets no
 /// patch).
 const MOST_TRIES: u32 = 100;
@@ -55,18 +58,27 @@ const FORCED_WINDOWS: u32 = 6;
 const REST: u64 = 1_000_000_000;
 /// A head rests at most this many times [`REST`].
 const LONGEST_REST: u64 = 64;
-/// The heads whose traces have lost.
+/// So often another trace may be made at once where one has lost that had been kept before (guess;
+/// more follow each change of a guest that changes often).
+const MOST_CHANGES: u32 = 16;
+
+/// The heads whose traces have lost, and those whose traces were kept.
 #[derive(Debug, Default)]
 pub(super) struct Rests {
+    kept: FxHashSet<u64>,
     heads: FxHashMap<u64, Rest>,
     /// No rest ends before this time.
     next: Option<u64>,
+    /// Can no event bring the thread out?
+    no_events: bool,
 }
 
 /// A head whose trace has lost.
 #[derive(Debug, Default)]
 struct Rest {
     losses: u32,
+    /// How often a trace that had been kept has lost.
+    changes: u32,
     /// When it ends, in nanoseconds of the thread's time, while it lasts.
     until: Option<u64>,
 }
@@ -74,7 +86,12 @@ struct Rest {
 impl Rests {
     /// The trace at `pc` has lost at this time. Returns for how many nanoseconds the head rests.
     fn lost(&mut self, pc: u64, now: u64) -> u64 {
+        let was_kept = self.kept.remove(&pc);
         let rest = self.heads.entry(pc).or_default();
+        if was_kept && rest.changes < MOST_CHANGES {
+            rest.changes += 1;
+            return 0;
+        }
         let time = REST * LONGEST_REST.min(1 << rest.losses.min(63));
         rest.losses += 1;
         let until = now.saturating_add(time);
@@ -162,7 +179,7 @@ impl Dispatcher {
     /// A trace was installed: it may be the racer, or belong to it.
     pub(super) fn trace_installed(&mut self) {
         self.racing.changed();
-        let racer = self.machine.fragments().and_then(|mut fragments| fragments.racer());
+        let racer = self.machine.fragments().and_then(|mut fragments| fragments.next_racer());
         let own = match &self.racing {
             Racing::Idle => None,
             Racing::Waiting(racer, _) => Some(*racer),
@@ -176,8 +193,17 @@ impl Dispatcher {
         }
     }
 
+    /// Lets the next trace race, if none does. The thread is outside.
+    pub(super) fn next_race(&mut self, fragments: &mut Fragments) {
+        if matches!(self.racing, Racing::Idle)
+            && let Some(racer) = fragments.next_racer()
+        {
+            self.racing = Racing::Waiting(racer, 0);
+        }
+    }
+
     /// The heads whose rest has ended may get traces again. The thread is outside.
-    fn end_rests(&mut self) {
+    fn end_rests(&mut self, context: &ThreadContext, system: &System) {
         if self.rests.next.is_none() || !matches!(self.racing, Racing::Idle) {
             return;
         }
@@ -189,11 +215,25 @@ impl Dispatcher {
                 fragments.count_head_again(pc);
             }
         }
+        // In place there are samples anyway. Copied blocks may not come to the runtime for long.
+        if !self.machine.is_direct() {
+            match self.rests.next.filter(|_| !patches::is_shared()) {
+                Some(_) if !system.samples.are_running() && !self.rests.no_events => {
+                    self.rests.no_events = !system.samples.start_event(context, RESTING_HZ);
+                    samples::set_bring_out(!self.rests.no_events);
+                }
+                Some(_) => {}
+                None => {
+                    samples::set_bring_out(false);
+                    system.samples.stop();
+                }
+            }
+        }
     }
 
     /// Begins a race, or ends a window of the one under way. The thread is outside.
     pub(super) fn step_race(&mut self, context: &ThreadContext, system: &System) {
-        self.end_rests();
+        self.end_rests(context, system);
         if !self.racing.is_due(self.machine.config.race) {
             return;
         }
@@ -226,6 +266,10 @@ impl Dispatcher {
         }
         let by_visits = matches!(self.machine.config.sampling, Sampling::Every(_))
             || self.machine.config.race != RaceMode::Measured;
+        if !self.machine.is_direct() {
+            // Perhaps those that end rests.
+            system.samples.stop();
+        }
         let samples = !by_visits && !system.samples.are_running();
         if samples && !system.samples.start_event(context, HZ) {
             // Nothing brings the thread out at the end of a window.
@@ -295,7 +339,8 @@ impl Dispatcher {
         fragments.note_judgement(pc, judgement);
         self.machine.log(Stage::Record, || format!("race of {pc:#x}: {judgement:?}"));
         if kept {
-            return;
+            self.rests.kept.insert(pc);
+            return self.next_race(&mut fragments);
         }
         // It may be that it assumed too much.
         let assumed_less = is_guest_loop && self.selector.traces.dispatch.assume_less(pc);
@@ -303,6 +348,7 @@ impl Dispatcher {
         if !self.machine.is_direct() && !rests {
             fragments.count_head_again(pc);
         }
+        self.next_race(&mut fragments);
         drop(fragments);
         if self.machine.is_direct() {
             let _exclusive = self.machine.pages.exclusive();
@@ -360,5 +406,16 @@ mod tests {
         assert!(rests.ended(REST + 5).is_empty(), "it has ended");
         assert_eq!(rests.ended(u64::MAX), [0x1000]);
         assert_eq!(rests.next, None);
+    }
+
+    #[test]
+    fn a_head_whose_trace_was_kept_does_not_rest() {
+        let mut rests = Rests::default();
+        for _ in 0..MOST_CHANGES {
+            rests.kept.insert(0x1000);
+            assert_eq!(rests.lost(0x1000, 0), 0);
+        }
+        rests.kept.insert(0x1000);
+        assert_eq!(rests.lost(0x1000, 0), REST, "it changes all the time");
     }
 }

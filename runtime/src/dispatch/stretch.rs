@@ -307,6 +307,7 @@ impl Dispatcher {
         };
         make_exact(after, &mut fragments, context, code);
         let (dispatch, stub) = (fragments.take_new_dispatch(), fragments.take_wanted_stub());
+        self.next_race(&mut fragments);
         drop(fragments);
         self.arrival = match after {
             AfterNative::Continue(arrival) => arrival,

@@ -129,7 +129,7 @@ impl Emitter {
         let e = self.exit(exit).filter(|e| e.kind == SiteKind::End).ok_or(EmitError::Unknown)?;
         let (from, pc) = (e.fragment, e.target);
         let to = self.fragment(target).filter(|f| Some(f.pc) == pc).ok_or(EmitError::Unknown)?;
-        if self.borrowed_link(exit).is_some() && to.starts.is_empty() {
+        if self.borrowed_link(exit).is_some() && !to.starts.is_counting {
             return self.link_borrowed(exit, target);
         }
         self.unlink_borrowed(exit);

@@ -16,7 +16,9 @@
 use crate::codegen::mach::SiteKind;
 use crate::codegen::passage::passage;
 use crate::emitter::{EmitError, Emitter};
-use crate::fragment::{Borrowed, Exit, ExitId, Fragment, FragmentId, FragmentRole, LinkKind};
+use crate::fragment::{
+    Borrowed, Exit, ExitId, Fragment, FragmentId, FragmentRole, LinkKind, StartCounts,
+};
 use dynasour_ir::AnchorId;
 use std::sync::atomic::AtomicU32;
 
@@ -33,7 +35,7 @@ impl Emitter {
     /// The address at which an end in canonical state enters a fragment.
     pub(crate) fn canonical_way(&self, from: FragmentId, to: &Fragment) -> u64 {
         let live = self.fragment(from).is_some_and(|from| from.extended_live);
-        match (to.saves.is_empty() && to.starts.is_empty(), live) {
+        match (to.saves.is_empty() && !to.starts.is_counting, live) {
             (false, _) => to.entry,
             (true, false) => to.inside.0,
             (true, true) => to.inside.1,
@@ -51,7 +53,7 @@ impl Emitter {
         if self.borrowed_link(exit).is_none() {
             return Ok(());
         }
-        if self.fragment(target).is_some_and(|f| !f.starts.is_empty()) {
+        if self.fragment(target).is_some_and(|f| f.starts.is_counting) {
             // Starts are counted where it is entered in canonical state.
             self.unlink_borrowed(exit);
             return Ok(());
@@ -151,7 +153,7 @@ impl Emitter {
             tails: Box::default(),
             unlinked: AtomicU32::new(0),
             tally: None,
-            starts: Box::default(),
+            starts: StartCounts::default(),
         });
         Ok(id)
     }

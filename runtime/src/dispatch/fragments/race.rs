@@ -2,15 +2,20 @@
 //! ([`dynasour_tracer::race`] judges, [`super::super::race`] decides when).
 //!
 //! ```text
-//!              made: the trace counts starts     the race is over
-//!   no trace ─────────────────────────────► racer ────────────────► kept: as any other trace
-//!      ▲                                     │  ▲
-//!      │                       links lead to │  │ links lead to
-//!      │                           the floor ▼  │ the trace
-//!      └────── lost: dropped ──────────── on the floor
+//!                made, kept before      its turn: it counts        the race is over
+//!   no trace ──────────────► waiting ─────────────────► racer ─────────────────► kept
+//!      ▲                        ▲                        │  ▲                     │
+//!      │                        │       links lead to    │  │ links lead to       │
+//!      │                        │           the floor    ▼  │ the trace           │
+//!      │                        │                       on the floor              │
+//!      │ lost: dropped          │                           │                     │
+//!      └────────────────────────┼───────────────────────────┘                     │
+//!                               └──────── a late exit: the guest has changed ─────┘
 //! ```
 //!
-//! A trace that is made while another one races is kept and never races.
+//! While a trace waits it is used. One that was kept races again when one of its exits is *late*: it
+//! becomes hot after the verdict, and quickly. The guest does something else then than when the trace
+//! was judged.
 //!
 //! Data: [`Races`], part of [`Fragments`]. Invariants: there is one racer at a time, since there is
 //! one set of words to count in; no other trace counts. Nothing enters a trace whose head is *on the
@@ -24,12 +29,15 @@
 use super::{Fragments, Role};
 use crate::changes::patches;
 use crate::config::RaceMode;
+use crate::dispatch::thread_time;
 use crate::observe::stats::RaceResult;
 use dynasour_emitter::codegen::Request;
-use dynasour_emitter::{EmitError, FragmentId, StartKey, can_tell_start};
+use dynasour_emitter::{EmitError, ExitId, FragmentId, StartKey, can_tell_start};
 use dynasour_guest::decode::Fetch;
 use dynasour_tracer::Path;
 use dynasour_tracer::race::{Judgement, Side};
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
 
 /// A trace that races with its floor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,6 +48,12 @@ pub struct Racer {
     key: Option<StartKey>,
 }
 
+/// The most traces that wait for a race (guess: later ones are used and never race).
+const MOST_WAITING: usize = 64;
+/// An exit is late if after the verdict it becomes hot within so many nanoseconds of the thread's
+/// time (guess: less often than once in some microseconds it costs little).
+const LATE_WITHIN: u64 = 200_000;
+
 /// What is known of races.
 #[derive(Debug, Default)]
 pub struct Races {
@@ -48,6 +62,12 @@ pub struct Races {
     racer: Option<Racer>,
     /// Is the racer's head on the floor?
     on_floor: bool,
+    /// Traces whose turn will come, the first one first.
+    waiting: VecDeque<Racer>,
+    /// Traces that were kept.
+    kept: FxHashMap<FragmentId, Racer>,
+    /// When the exits of kept traces were left for the first time since: the thread's time.
+    left: FxHashMap<ExitId, u64>,
 }
 
 impl Races {
@@ -64,6 +84,12 @@ impl Races {
     /// Is nothing to enter the trace at `pc`?
     pub fn is_on_floor(&self, pc: u64) -> bool {
         self.on_floor && self.racer.is_some_and(|racer| racer.pc == pc)
+    }
+
+    fn wait(&mut self, racer: Racer) {
+        if self.waiting.len() < MOST_WAITING && !self.waiting.contains(&racer) {
+            self.waiting.push_back(racer);
+        }
     }
 }
 
@@ -105,7 +131,8 @@ impl Fragments {
         if self.races.racer.is_none() {
             self.races.racer = Some(new);
         } else {
-            self.emitter.stop_counting_starts(fragment);
+            self.emitter.let_count_starts(fragment, false);
+            self.races.wait(new);
         }
     }
 
@@ -122,6 +149,21 @@ impl Fragments {
     fn is_live_racer(&self, racer: &Racer) -> bool {
         let region = self.regions.get(&racer.pc);
         !self.retired && region.is_some_and(|region| region.fragments.contains(&racer.fragment))
+    }
+
+    /// The racer; if there is none, the first of those that wait. No other thread may execute it, and
+    /// the caller is outside.
+    pub fn next_racer(&mut self) -> Option<Racer> {
+        while self.racer().is_none() {
+            let next = self.races.waiting.pop_front().filter(|_| !patches::is_shared())?;
+            if self.is_live_racer(&next) {
+                self.races.kept.remove(&next.fragment);
+                self.emitter.let_count_starts(next.fragment, true);
+                self.links_changed();
+                self.races.racer = Some(next);
+            }
+        }
+        self.races.racer
     }
 
     /// Makes the gate of the racer's floor. False if the race cannot be run.
@@ -169,15 +211,38 @@ impl Fragments {
         }
         (self.races.racer, self.races.on_floor) = (None, false);
         if alone {
-            self.emitter.stop_counting_starts(racer.fragment);
+            self.emitter.let_count_starts(racer.fragment, false);
         }
         if kept {
+            self.races.kept.insert(racer.fragment, *racer);
             self.lead_back(racer);
         } else {
             self.drop_versions(racer.pc, |_, _| true);
             self.dispatching.remove(&racer.pc);
         }
         self.links_changed();
+    }
+
+    /// An exit was left, for the first time since it was made or linked.
+    pub(super) fn note_left_once(&mut self, exit: ExitId) {
+        if !self.races.kept.is_empty() {
+            self.races.left.insert(exit, thread_time());
+        }
+    }
+
+    /// An exit is hot. If it is a late one of a trace that was kept, that races again.
+    pub(super) fn note_hot_exit(&mut self, exit: ExitId) {
+        let Some(since) = self.races.left.remove(&exit) else { return };
+        if thread_time().saturating_sub(since) < LATE_WITHIN
+            && let Some(racer) = self.trace_of(exit).and_then(|id| self.races.kept.remove(&id))
+        {
+            self.races.wait(racer);
+        }
+    }
+
+    /// The version of a region that an exit belongs to: it, or one of its side traces, is left there.
+    fn trace_of(&self, exit: ExitId) -> Option<FragmentId> {
+        self.region_of(self.emitter.exit(exit)?.fragment)
     }
 
     /// The version of a region that a fragment belongs to: itself, or the one that it is a side trace

@@ -182,6 +182,9 @@ impl Fragments {
             self.emitter.make_head(pc);
         }
         let taken = self.exits.count_left(exit);
+        if taken == 1 {
+            self.note_left_once(exit);
+        }
         let may_count = self.has_places() && taken == EXITS_BEFORE_STUB;
         if taken >= threshold || may_count && (is_computed || self.first_version(pc).is_some()) {
             return self.hot_exit(exit, taken, policy);
@@ -242,6 +245,7 @@ impl Fragments {
             return AfterNative::Continue(Arrival::Ordinary);
         };
         self.note_dispatch(exit, origin);
+        self.note_hot_exit(exit);
         let moved = origin.target.is_none_or(|target| origin.has_moved(target));
         let after =
             AfterNative::Continue(if moved { Arrival::Ordinary } else { Arrival::WithoutProgress });
