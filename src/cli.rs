@@ -152,10 +152,11 @@ Examples:
   dynasour explain ./a.out                        the three hottest regions in full
   dynasour explain ./a.out 1000000 --at work      the traces through the function work
   dynasour explain --at 0x401136 --show guards,native ./a.out
+  dynasour explain --attempts --tier direct ./a.out   also which heads got no trace, and why
   dynasour explain --json --discard-output -- python3 -c 'sum(range(10**6))' | \
 jq '.regions[0].symbol'
 
-The program runs once, with counters in its traces. Its standard output goes to our standard \
+The program runs once, with counters in its traces; with --attempts once more without. Its standard output goes to our standard \
 error. If it executes other programs, the last one is explained; child processes are not. For \
 each version of a region:
   recorded path   guest instructions as they were recorded, with the number of executions of each \

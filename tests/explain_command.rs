@@ -19,8 +19,13 @@ fn directory(name: &str) -> PathBuf {
 
 /// The guest: a loop with a branch that is taken every 1,000 iterations.
 fn guest(directory: &Path, level: &str) -> String {
-    let file = directory.join(format!("thousand{level}"));
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/explain/thousand.c");
+    program(directory, level, "tests/explain/thousand.c")
+}
+
+/// A program of this source.
+fn program(directory: &Path, level: &str, source: &str) -> String {
+    let file = directory.join(format!("program{level}"));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
     let status = Command::new("cc")
         .arg(level)
         .arg("-o")
@@ -208,7 +213,7 @@ fn json_has_what_the_report_has() {
     );
     assert_eq!(
         (&explanation["schema"], &explanation["tier"]),
-        (&Value::from(1), &Value::from("dynamo"))
+        (&Value::from(2), &Value::from("dynamo"))
     );
     assert_eq!(array(&explanation, "args"), ["200000"]);
     let region = &array(&explanation, "regions")[0];
@@ -257,6 +262,43 @@ fn json_has_what_the_report_has() {
         assert!(!array(&guard["anchor"], "english").is_empty());
         assert!(guard["english"].is_string() && guard["predicate"].is_string());
     }
+}
+
+#[test]
+fn heads_are_listed_with_what_became_of_them() {
+    let directory = directory("attempts");
+    let guest = guest(&directory, "-O0");
+    let words = ["--discard-output", "--attempts", "--tier", "full", "--threshold", "1000"];
+    let explanation =
+        json(&directory, &[&words[..], &["--json", "--", &guest, "3000000"]].concat());
+    let heads = array(&explanation, "attempts");
+    let of_work =
+        heads.iter().find(|head| head["symbol"].as_str().is_some_and(|s| s.contains("work")));
+    let outcome = of_work.expect("a head in work")["outcome"].as_str().expect("text");
+    assert!(["made", "trace", "floor"].contains(&outcome), "{outcome}");
+    let report = explain(&directory, &[&words[..], &["--", &guest, "3000000"]].concat());
+    let report = text(&report.stdout);
+    assert!(
+        report.contains("heads at which traces were tried") && report.contains("work+"),
+        "{report}"
+    );
+    let without = json(&directory, &["--json", "--discard-output", "--", &guest, "200000"]);
+    assert!(without["attempts"].is_null());
+}
+
+#[test]
+fn loops_of_interpreted_programs_are_named_by_their_keys() {
+    let directory = directory("interpreted");
+    let guest = program(&directory, "-O2", "benches/suites/interpreters/switch.c");
+    let words = ["--discard-output", "--tier", "full", "--threshold", "1000"];
+    let program = ["--", &guest, "sieve", "60"];
+    let explanation = json(&directory, &[&words[..], &["--json"], &program].concat());
+    let versions =
+        array(&explanation, "regions").iter().flat_map(|region| array(region, "versions"));
+    let mut interpreted = versions.map(|v| &v["interpreted"]).filter(|v| !v.is_null());
+    assert!(!array(interpreted.next().expect("a loop"), "key").is_empty());
+    let report = explain(&directory, &[&words[..], &program].concat());
+    assert!(text(&report.stdout).contains("a loop of the interpreted program, where "));
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Counting runs: a program under `dynasour run --count`, and the census that the run writes.
+//! Counting runs: a program under `dynasour run --count`, and the census that the run writes. For
+//! `--attempts` also a run without counters, and the list of heads in its statistics.
 //!
 //! The guest's standard output goes to our standard error, so that our report can be piped. Its
 //! standard input is ours.
@@ -10,7 +11,9 @@
 //! `dynasour run --tier full --count FILE --count-detail -- ls`.
 
 use anyhow::{Context, Result, bail, ensure};
+use dynasour_runtime::observe::attempts::Attempt;
 use dynasour_runtime::observe::census::{Census, SCHEMA};
+use serde::Deserialize;
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
@@ -40,19 +43,36 @@ pub struct Counted {
 }
 
 impl Plan<'_> {
-    /// Runs the program.
+    /// Runs the program with counters.
     ///
     /// # Errors
     /// The program could not be run, or ended without a census.
     pub fn run(&self) -> Result<Counted> {
+        let detail: &[&str] = if self.detail { &["--count-detail"] } else { &[] };
+        let (bytes, status) = self.run_with("--count", detail)?;
+        let census: Census = serde_json::from_slice(&bytes).context("the census is damaged")?;
+        ensure!(census.schema == SCHEMA, "the census has form {}, not {SCHEMA}", census.schema);
+        Ok(Counted { census, status })
+    }
+
+    /// Runs the program without counters, so that traces race, and returns the heads at which traces
+    /// were tried, the hottest first.
+    ///
+    /// # Errors
+    /// The program could not be run, or ended without statistics.
+    pub fn attempts(&self) -> Result<Vec<Attempt>> {
+        let (bytes, _) = self.run_with("--stats-json", &[])?;
+        let stats: Stats = serde_json::from_slice(&bytes).context("the statistics are damaged")?;
+        Ok(stats.heads)
+    }
+
+    /// Runs the program with the option that writes a report, and returns the report.
+    fn run_with(&self, report: &str, more: &[&str]) -> Result<(Vec<u8>, ExitStatus)> {
         let own = std::env::current_exe().context("cannot find this program")?;
         let directory = tempfile::tempdir().context("cannot make a temporary directory")?;
-        let file = directory.path().join("census.json");
+        let file = directory.path().join("report.json");
         let mut command = Command::new(own);
-        command.arg("run").args(&self.options).arg("--count").arg(&file);
-        if self.detail {
-            command.arg("--count-detail");
-        }
+        command.arg("run").args(&self.options).arg(report).arg(&file).args(more);
         command.arg("--").args(self.command);
         if self.discard {
             command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -67,15 +87,19 @@ impl Plan<'_> {
                 bail!("{} was not run", self.command[0].display())
             }
             Err(error) => bail!(
-                "{} wrote no counts ({error}); it {}",
+                "{} wrote no report ({error}); it {}",
                 self.command[0].display(),
                 ended(status)
             ),
         };
-        let census: Census = serde_json::from_slice(&bytes).context("the census is damaged")?;
-        ensure!(census.schema == SCHEMA, "the census has form {}, not {SCHEMA}", census.schema);
-        Ok(Counted { census, status })
+        Ok((bytes, status))
     }
+}
+
+/// The part of `--stats-json` that is used here.
+#[derive(Deserialize)]
+struct Stats {
+    heads: Vec<Attempt>,
 }
 
 /// How a process ended, in words.

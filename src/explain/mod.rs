@@ -2,7 +2,8 @@
 //!
 //! The program runs once under `run --count --count-detail` ([`counting`]). The census of that run
 //! and the symbols of the mapped files ([`dynasour_guest::symbols`]) give the explanation
-//! ([`model`]), which is printed as text ([`text`]) or as JSON.
+//! ([`model`]), which is printed as text ([`text`]) or as JSON. With `--attempts` the program runs
+//! once more without counters, because traces that count do not race.
 //!
 //! | module | what it does |
 //! | --- | --- |
@@ -36,9 +37,10 @@ mod text;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use counting::{Counted, Plan, ended};
+use counting::{Plan, ended};
 use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::config::{Placement, Tier, parse_pass, placement};
+use dynasour_runtime::observe::attempts;
 use model::{Explanation, Wanted};
 use paint::{Paint, When};
 use std::ffi::{OsString, c_int};
@@ -62,6 +64,10 @@ pub struct ExplainArgs {
           default_values_t = [Part::Path, Part::Guards, Part::Anchors, Part::Passes, Part::Ir,
                               Part::Native])]
     show: Vec<Part>,
+    /// Run the program once more, without counters, and list the heads at which traces were tried:
+    /// their share of the time, why none was made, or how the trace's race has ended
+    #[arg(long)]
+    attempts: bool,
     /// Print everything as JSON
     #[arg(long)]
     json: bool,
@@ -114,7 +120,9 @@ pub fn run(args: &ExplainArgs) -> Result<c_int> {
             output.display()
         );
     }
-    let counted = count(args)?;
+    let plan = plan(args);
+    let counted = plan.run()?;
+    let attempts = if args.attempts { Some(plan.attempts()?) } else { None };
     let census = &counted.census;
     let symbols = Symbols::read(census.images.iter().cloned().map(Into::into));
     let program = args.command[0].display();
@@ -127,17 +135,20 @@ pub fn run(args: &ExplainArgs) -> Result<c_int> {
         }
         _ => Wanted::Hottest(args.top as usize),
     };
-    let explanation = model::explain(&counted, &symbols, &wanted);
+    let explanation = model::explain(&counted, &symbols, &wanted, attempts);
+    let listed = explanation.attempts.as_deref().map_or(String::new(), attempts::lines);
     let text = if args.json {
         serde_json::to_string_pretty(&explanation).context("an explanation")? + "\n"
     } else if explanation.regions.is_empty() {
-        without_traces(&explanation)
+        without_traces(&explanation) + &listed
     } else {
         let mut parts = args.show.clone();
         parts.sort();
         parts.dedup();
         let paint = Paint::new(args.color, args.output.is_some());
         Reporter { paint, census, symbols: &symbols, parts: &parts }.report(&explanation)
+            + if listed.is_empty() { "" } else { "\n" }
+            + &listed
     };
     match &args.output {
         Some(file) => std::fs::write(file, text)
@@ -151,8 +162,8 @@ pub fn run(args: &ExplainArgs) -> Result<c_int> {
     Ok(0)
 }
 
-/// Runs the program with counters, under the tier and the options of this command line.
-fn count(args: &ExplainArgs) -> Result<Counted> {
+/// How the program is run: under the tier and the options of this command line.
+fn plan(args: &ExplainArgs) -> Plan<'_> {
     let mut options: Vec<OsString> = vec!["--tier".into(), args.tier.to_string().into()];
     options.extend(["--policy".into(), args.policy.name().into()]);
     // Always passed, so that the result does not depend on timing.
@@ -161,7 +172,7 @@ fn count(args: &ExplainArgs) -> Result<Counted> {
     if !args.skip_pass.is_empty() {
         options.extend(["--skip-pass".into(), args.skip_pass.join(",").into()]);
     }
-    Plan { options, detail: true, discard: args.discard_output, command: &args.command }.run()
+    Plan { options, detail: true, discard: args.discard_output, command: &args.command }
 }
 
 /// The report for a program without hot code.

@@ -17,14 +17,15 @@ use super::heat::{self, Region as Hot};
 use super::native::{self, Line};
 use super::passes::{self, Change};
 use dynasour_guest::symbols::Symbols;
+use dynasour_runtime::observe::attempts::Attempt;
 use dynasour_runtime::observe::census::{
-    Census, CodeBytes, CompileTimes, End, Fragment, From, Guard, Kind, To, Went,
+    Census, CodeBytes, CompileTimes, End, Fragment, From, Guard, Interpreted, Kind, To, Went,
 };
 use serde::Serialize;
 use std::os::unix::process::ExitStatusExt;
 
 /// Version of the JSON's structure, for programs that read it.
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
 
 /// A version is shown in full by default if it executed at least this share of its region's
 /// instructions (guess; lower makes reports longer).
@@ -57,6 +58,9 @@ pub struct Explanation {
     pub regions_in_all: usize,
     /// The regions that were asked for, the hottest first.
     pub regions: Vec<Region>,
+    /// The heads at which traces were tried in a run without counters, the hottest first; none if that
+    /// was not asked for.
+    pub attempts: Option<Vec<Attempt>>,
 }
 
 /// A region.
@@ -95,6 +99,8 @@ pub struct Version {
     pub share: f64,
     /// Guest instructions on its path.
     pub guest_instructions: u64,
+    /// If it is a loop of the program that the guest interprets: which one.
+    pub interpreted: Option<Interpreted>,
     /// Times that it was entered.
     pub entered: u64,
     /// Arrivals at the head of its loop, if it has one.
@@ -150,7 +156,12 @@ pub enum Wanted {
 }
 
 /// Explains a run.
-pub fn explain(counted: &Counted, symbols: &Symbols, wanted: &Wanted) -> Explanation {
+pub fn explain(
+    counted: &Counted,
+    symbols: &Symbols,
+    wanted: &Wanted,
+    attempts: Option<Vec<Attempt>>,
+) -> Explanation {
     let census = &counted.census;
     let hot = heat::regions(&census.fragments);
     let instructions: u64 = hot.iter().map(|r| r.instructions).sum();
@@ -194,6 +205,7 @@ pub fn explain(counted: &Counted, symbols: &Symbols, wanted: &Wanted) -> Explana
         traces,
         regions_in_all,
         regions,
+        attempts,
     }
 }
 
@@ -223,6 +235,7 @@ impl Maker<'_> {
             instructions,
             share,
             guest_instructions: f.guest_instructions,
+            interpreted: f.interpreted,
             entered: f.entered,
             iterations: f.iterations,
             executed: f.guards.iter().map(|g| g.executed).sum(),

@@ -12,7 +12,9 @@ use super::paint::{Paint, Style};
 use super::passes::{Edit, difference};
 use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::config::Tier;
-use dynasour_runtime::observe::census::{Anchor, Census, Guard, GuardKind, Kind, To, Went};
+use dynasour_runtime::observe::census::{
+    Anchor, Census, Guard, GuardKind, Interpreted, Kind, To, Went,
+};
 use std::fmt::Write;
 
 /// Lines of unchanged IR shown around a change (guess).
@@ -88,6 +90,18 @@ fn guard_kind(kind: GuardKind) -> &'static str {
         GuardKind::Code => "code",
         GuardKind::Mixed => "mixed",
     }
+}
+
+/// Which loop of an interpreted program a version is. The values that it assumes beside the key are
+/// among its guards.
+fn loop_of_program(interpreted: &Interpreted) -> String {
+    let mut key: Vec<String> =
+        interpreted.registers.iter().map(|(name, value)| format!("{name} = {value:#x}")).collect();
+    let in_registers: Vec<u64> = interpreted.registers.iter().map(|(_, value)| *value).collect();
+    let in_memory = interpreted.key.iter().filter(|value| !in_registers.contains(value));
+    key.extend(in_memory.map(|value| format!("{value:#x} in memory")));
+    let operands = if interpreted.assumes_operands { "; its operands are assumed" } else { "" };
+    format!("a loop of the interpreted program, where {}{operands}", key.join(", "))
 }
 
 impl Reporter<'_> {
@@ -204,6 +218,9 @@ impl Reporter<'_> {
             micros(t.emit),
             if v.dropped { "; dropped before the end of the run" } else { "" }
         );
+        if let Some(interpreted) = &v.interpreted {
+            let _ = writeln!(out, "  {}", loop_of_program(interpreted));
+        }
         for end in &v.ends {
             let to = end
                 .target

@@ -1,4 +1,4 @@
-//! The heads at which traces were tried, for `--stats`: where each is, how much of the time is spent
+//! The heads at which traces were tried, for `--stats` and `explain --attempts`: where each is, how much of the time is spent
 //! there, and what became of it.
 //!
 //! Shares of the time come from samples of the program counter ([`super::profile`]): a head's own
@@ -14,7 +14,7 @@
 use super::stats::RaceResult;
 use dynasour_guest::symbols::Symbols;
 use dynasour_tracer::AbortReason;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -36,7 +36,7 @@ pub enum Outcome {
 }
 
 /// A head at which a trace was tried.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Attempt {
     /// The head.
     pub pc: u64,

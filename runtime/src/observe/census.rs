@@ -104,6 +104,9 @@ pub struct Fragment {
     pub path: Vec<PathStep>,
     /// Number of guest instructions in these blocks.
     pub guest_instructions: u64,
+    /// If it is a loop of the program that the guest interprets: which one.
+    #[serde(default)]
+    pub interpreted: Option<Interpreted>,
     /// Bytes of native code, on the path and off it. The code that counts is included.
     pub code_bytes: CodeBytes,
     /// Number of spill slots that it uses.
@@ -129,6 +132,17 @@ pub struct Fragment {
     pub dropped: bool,
     /// Text and native code, with `--count-detail`.
     pub detail: Option<Detail>,
+}
+
+/// A loop of the program that the guest interprets.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Interpreted {
+    /// The key of the loop: the values at the head from which the dispatch follows.
+    pub key: Vec<u64>,
+    /// Those of them that are in registers: the register and its value.
+    pub registers: Vec<(String, u64)>,
+    /// Are the operands of the interpreted program assumed, too?
+    pub assumes_operands: bool,
 }
 
 /// The exit of another fragment for which a fragment was made ([`Fragment::from`]).

@@ -24,7 +24,7 @@
 
 use super::describe::{guard, hex, steps};
 use crate::observe::census::{
-    Code, CodeBytes, CompileTimes, Detail, End, Fragment, From, Kind, To, Went,
+    Code, CodeBytes, CompileTimes, Detail, End, Fragment, From, Interpreted, Kind, To, Went,
 };
 use dynasour_emitter::counting::{CountedSite, Destination, Tally};
 use dynasour_emitter::{Emitter, ExitId, FragmentId, SiteKind};
@@ -106,6 +106,11 @@ impl Ledger {
         entry.fragment.path = steps(made.path, made.built.is_some());
         entry.fragment.guest_instructions =
             made.path.steps.iter().map(|s| u64::from(s.block.count)).sum();
+        entry.fragment.interpreted = made.path.guest.as_ref().map(|guest| Interpreted {
+            key: guest.key.clone(),
+            registers: guest.registers.iter().map(|(g, value)| (g.to_string(), *value)).collect(),
+            assumes_operands: guest.assumes_operands,
+        });
         entry.fragment.compile_ns = made.times;
         let expressions = Expressions::new(made.version);
         let mut guards = Vec::new();
@@ -170,6 +175,7 @@ impl Ledger {
                 from,
                 path: Vec::new(),
                 guest_instructions: 0,
+                interpreted: None,
                 code_bytes: CodeBytes {
                     hot: fragment.hot.end - fragment.hot.start,
                     cold: fragment.cold.end - fragment.cold.start,

@@ -14,7 +14,7 @@ use crate::observe::profile::Phase;
 use dynasour_emitter::Rates;
 use dynasour_tracer::race::{Judgement, Verdict};
 use dynasour_tracer::{AbortReason, EndReason};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fmt::Write as _;
@@ -120,13 +120,12 @@ pub struct Stats {
 }
 
 /// How a trace has done in a race with the code that it replaces, its floor.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RaceResult {
     /// The trace's head.
     pub pc: u64,
-    /// Which stays: `trace`, `floor`, or `cold` if the guest went elsewhere, so that the trace stays
-    /// unjudged.
-    pub verdict: &'static str,
+    /// Which stays.
+    pub verdict: RaceVerdict,
     /// Picoseconds for a start of an iteration, by the trace.
     pub trace: i64,
     /// The same by the floor.
@@ -137,13 +136,35 @@ pub struct RaceResult {
     pub rounds: usize,
 }
 
+/// Which side of a race stays.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RaceVerdict {
+    /// The trace.
+    Trace,
+    /// What it was to replace.
+    Floor,
+    /// The guest went elsewhere, so the trace stays unjudged.
+    Cold,
+}
+
+impl fmt::Display for RaceVerdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            RaceVerdict::Trace => "trace",
+            RaceVerdict::Floor => "floor",
+            RaceVerdict::Cold => "cold",
+        })
+    }
+}
+
 impl RaceResult {
     /// The result of the race of the trace at `pc`.
     pub fn new(pc: u64, judged: Judgement) -> RaceResult {
         let verdict = match judged.verdict {
-            Verdict::Trace => "trace",
-            Verdict::Floor => "floor",
-            Verdict::Cold => "cold",
+            Verdict::Trace => RaceVerdict::Trace,
+            Verdict::Floor => RaceVerdict::Floor,
+            Verdict::Cold => RaceVerdict::Cold,
         };
         let [trace, floor] = judged.times;
         RaceResult { pc, verdict, trace, floor, error: judged.error, rounds: judged.rounds }
