@@ -248,8 +248,8 @@ pub struct RunArgs {
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
     sample_hz: Option<u32>,
     /// With --tier full or direct: how a new trace races with the code that it replaces, before it is
-    /// kept: measured (the faster of the two stays), off (every trace stays), or for tests: trace,
-    /// floor (the verdict is forced), swap (the race never ends)
+    /// kept: measured (the faster of the two stays), N (the same, after N rounds), off (every trace
+    /// stays), or for tests: trace, floor (the verdict is forced), swap (the race never ends)
     #[arg(long, default_value_t = RaceMode::default(), value_name = "MODE")]
     race: RaceMode,
     /// With --tier direct: make no traces

@@ -271,6 +271,8 @@ fn usage_errors() {
         &["run", "--log", "everything", "--", "touch", "marker"],
         &["run", "--skip-pass", "no-such-pass", "--", "touch", "marker"],
         &["run", "--only-trace", "9-3", "--", "touch", "marker"],
+        &["run", "--race", "0", "--", "touch", "marker"],
+        &["run", "--race", "often", "--", "touch", "marker"],
         &["run", "--stats=yes", "--", "touch", "marker"],
         &["run", "--tier"],
         &["run", "--tier", "direct", "--returns", "stack", "--", "touch", "marker"],

@@ -14,6 +14,7 @@ use dynasour_ir::opt;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -111,6 +112,8 @@ pub enum RaceMode {
     /// Both run by turns, and the faster one stays.
     #[default]
     Measured,
+    /// The same, after so many rounds and no sooner or later.
+    Rounds(NonZeroU32),
     /// There are no races: every trace stays.
     Off,
     /// For tests: there is a race, and the trace wins.
@@ -133,6 +136,9 @@ impl RaceMode {
 
 impl fmt::Display for RaceMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let RaceMode::Rounds(rounds) = self {
+            return rounds.fmt(f);
+        }
         let name = RaceMode::NAMES.iter().find(|(mode, _)| mode == self);
         f.write_str(name.map_or("", |(_, name)| name))
     }
@@ -144,7 +150,23 @@ impl FromStr for RaceMode {
     fn from_str(s: &str) -> Result<RaceMode, String> {
         let mode = RaceMode::NAMES.iter().find(|(_, name)| *name == s);
         mode.map(|(mode, _)| *mode)
-            .ok_or_else(|| "expected measured, off, trace, floor or swap".to_string())
+            .or_else(|| s.parse().ok().map(RaceMode::Rounds))
+            .ok_or_else(|| "expected measured, a number, off, trace, floor or swap".to_string())
+    }
+}
+
+impl RaceMode {
+    /// Does the verdict depend on what was measured?
+    pub fn measures(self) -> bool {
+        matches!(self, RaceMode::Measured | RaceMode::Rounds(_))
+    }
+
+    /// The number of rounds, if it is fixed.
+    pub fn rounds(self) -> Option<usize> {
+        match self {
+            RaceMode::Rounds(rounds) => Some(rounds.get() as usize),
+            _ => None,
+        }
     }
 }
 
@@ -381,7 +403,9 @@ impl RunConfig {
     pub fn races(&self) -> bool {
         match self.race {
             RaceMode::Off => false,
-            RaceMode::Measured => self.measures_paths() && self.count.is_none(),
+            RaceMode::Measured | RaceMode::Rounds(_) => {
+                self.measures_paths() && self.count.is_none()
+            }
             RaceMode::Trace | RaceMode::Floor | RaceMode::Swap => {
                 matches!(self.tier, Tier::Full | Tier::Direct)
                     && self.chaos.is_none()

@@ -103,6 +103,27 @@ impl Path {
         self.steps.iter().any(guests::dispatches)
     }
 
+    /// The pc to which its first indirect jump or call leads, and what the registers hold there, as far
+    /// as that was observed. A loop of an interpreted program always goes there from its head, because
+    /// the target follows from its key.
+    pub fn first_target(&self) -> Option<(u64, [Option<u64>; 16])> {
+        let mut gpr = self.entry.gpr.map(Some);
+        for step in &self.steps {
+            let observed = step.observed.as_ref()?;
+            for inst in base_insts(step) {
+                match inst.op {
+                    _ if inst.native.is_some() => gpr = [None; 16],
+                    Op::Put(Loc::Gpr(g)) => gpr[g.number()] = value_of(observed, inst.args[0]),
+                    _ => {}
+                }
+            }
+            if guests::dispatches(step) {
+                return Some((step.next, gpr));
+            }
+        }
+        None
+    }
+
     /// Does it execute x87 instructions that note where they are?
     pub fn sets_x87_pointer(&self) -> bool {
         let natives = self.steps.iter().flat_map(|step| &step.block.version.natives);

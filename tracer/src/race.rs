@@ -112,11 +112,14 @@ pub struct Race {
     extensions: u32,
     restarts: u32,
     random: u64,
+    /// The number of rounds, if it is fixed.
+    fixed: Option<usize>,
 }
 
 impl Race {
-    /// A race that has not begun. The order of the sides follows from `seed`.
-    pub fn new(seed: u64) -> Race {
+    /// A race that has not begun. The order of the sides follows from `seed`. It ends after `fixed`
+    /// rounds, or when the verdict is certain.
+    pub fn new(seed: u64, fixed: Option<usize>) -> Race {
         let mut race = Race {
             order: [Side::Trace, Side::Floor, Side::FloorTwice],
             done: 0,
@@ -126,6 +129,7 @@ impl Race {
             extensions: 0,
             restarts: 0,
             random: seed | 1,
+            fixed,
         };
         race.shuffle();
         race
@@ -190,11 +194,15 @@ impl Race {
 
     fn verdict(&self) -> Option<Verdict> {
         let rounds = self.rounds.len();
-        if rounds < FEWEST_ROUNDS {
+        if rounds < self.fixed.unwrap_or(FEWEST_ROUNDS) {
             return None;
         }
         let Judgement { times: [trace, floor], error, .. } = self.judgement(Verdict::Cold);
         let (gain, margin) = (floor - trace, floor / MARGIN);
+        if self.fixed.is_some() {
+            let wins = gain - error > margin;
+            return Some(if wins { Verdict::Trace } else { Verdict::Floor });
+        }
         let is_obvious = gain.abs() > OBVIOUS * error.max(floor / 20);
         if rounds < LEAST_ROUNDS && !is_obvious {
             return None;
@@ -272,7 +280,7 @@ mod tests {
     /// Runs a race in which a start takes these picoseconds on each side, with noise of this many
     /// percent.
     fn race(times: [u64; 3], noise: u64) -> Judgement {
-        let mut race = Race::new(7);
+        let mut race = Race::new(7, None);
         let mut random = 12345u64;
         loop {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -322,7 +330,7 @@ mod tests {
 
     #[test]
     fn a_region_that_is_not_hot_any_more_is_not_judged() {
-        let mut race = Race::new(1);
+        let mut race = Race::new(1, None);
         let mut extended = 0;
         let judged = loop {
             match race.measured(1, 4_000_000) {
@@ -335,8 +343,24 @@ mod tests {
     }
 
     #[test]
+    fn a_fixed_number_of_rounds_is_kept() {
+        for (time, verdict) in [(500, Verdict::Trace), (1000, Verdict::Floor)] {
+            let mut race = Race::new(5, Some(2));
+            let judged = loop {
+                let side = race.side();
+                let nanoseconds = if side == Side::Trace { 1000 * time } else { 1_000_000 };
+                match race.measured(1000, nanoseconds) {
+                    Next::Ended(judged) => break judged,
+                    Next::Extend | Next::Window(_) => {}
+                }
+            };
+            assert_eq!((judged.verdict, judged.rounds), (verdict, 2));
+        }
+    }
+
+    #[test]
     fn every_round_has_every_side() {
-        let mut race = Race::new(3);
+        let mut race = Race::new(3, None);
         for _ in 0..LEAST_ROUNDS - 1 {
             let mut seen = [false; 3];
             for _ in 0..3 {

@@ -8,7 +8,7 @@
 //! ```text
 //!                     ┌──► trace: entered + 1, looped + 1 …     lead_to
 //! links to the head ──┤
-//!                     └──► gate: floor + 1 ──► block            lead_to_floor
+//!                     └──► gate: floor + 1 ──► block            lead_to_gate
 //! ```
 //!
 //! Data: [`RaceWord`]s, of which there is one set, so there is one race at a time; the places of the
@@ -61,7 +61,7 @@ impl Emitter {
 
     /// Links to `pc` lead to the block there by way of its gate, which counts once or twice. False
     /// if there is no gate.
-    pub fn lead_to_floor(&mut self, pc: u64, twice: bool) -> bool {
+    pub fn lead_to_gate(&mut self, pc: u64, twice: bool) -> bool {
         let place = self.blocks.place_and_block(pc).map(|(place, _)| place);
         let Some((place, gate)) = place.and_then(|p| Some((p, self.blocks.gate_of(p)?))) else {
             return false;
@@ -206,7 +206,7 @@ mod tests {
         assert!(copied.is_ok());
         let mut gate = |key| {
             assert!(emitter.make_gate(pc, key).expect("room"));
-            assert!(emitter.lead_to_floor(pc, false));
+            assert!(emitter.lead_to_gate(pc, false));
             assert_eq!(emitter.verify_links_and_tables(), Ok(()));
             let place = emitter.blocks.place_and_block(pc).expect("a block").0;
             emitter.blocks.gate_of(place).expect("a gate")

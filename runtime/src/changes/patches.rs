@@ -387,6 +387,24 @@ pub fn take_back(range: &Range<u64>) -> Vec<u64> {
     take_back_if(range, |_| true)
 }
 
+/// Takes the patch at `site` back, for a while. Returns it for [`write()`], before which the caller finds
+/// out whether the guest's bytes are still the same.
+pub fn take_out(site: u64) -> Option<NewPatch> {
+    let mut patches = lock(&PATCHES);
+    let patch = *patches.all.get(&site)?;
+    let [_, a, b, c, d] = patch.jump;
+    let distance = i64::from(i32::from_le_bytes([a, b, c, d]));
+    let new = NewPatch {
+        purpose: patch.purpose,
+        end: site + patch.displaced,
+        own: patch.own,
+        inner: patch.inner,
+        to: site.wrapping_add(LEN as u64).wrapping_add_signed(distance),
+    };
+    patches.remove(site);
+    Some(new)
+}
+
 /// Takes all patches for this purpose back. Returns the sites of those that were for calls.
 pub fn take_back_all(purpose: Purpose) -> Vec<u64> {
     take_back_if(&(0..u64::MAX), |patch| patch.purpose == purpose)

@@ -126,37 +126,57 @@ impl Dispatcher {
         if is_withdrawn || !self.machine.is_direct() || patches::leads_to_trace(head) {
             return;
         }
+        if self.patch(system, head, true) {
+            self.entrances.arrivals.remove(&head);
+        }
+    }
+
+    /// Lets guest code in place come to whatever links to `pc` lead to; with `to_trace`, only if that
+    /// is a trace. False if no patch can stand there. The thread is outside.
+    pub(super) fn patch(&self, system: &System, pc: u64, to_trace: bool) -> bool {
         let code = self.interp.code();
-        let Some(Displaced { inner, .. }) = displaced(head, &*code) else { return };
+        let Some(Displaced { inner, .. }) = displaced(pc, &*code) else { return false };
         let trampoline = match inner {
             0 => None,
             _ => {
-                let Some(at) = reserve_trampoline(system, head, inner) else { return };
+                let Some(at) = reserve_trampoline(system, pc, inner) else { return false };
                 Some(at)
             }
         };
         // No other thread is about to change this code, or to drop what was made from it.
         let _exclusive = self.machine.pages.exclusive();
-        let now = displaced(head, &*code).filter(|now| now.inner == inner);
-        let Some(Displaced { own, end, .. }) = now else { return };
-        if !patches::may_stand(&self.machine.pages, &(head..end)) || patches::are_in(&(head..end)) {
-            return;
+        let now = displaced(pc, &*code).filter(|now| now.inner == inner);
+        let Some(Displaced { own, end, .. }) = now else { return false };
+        if !patches::may_stand(&self.machine.pages, &(pc..end)) || patches::are_in(&(pc..end)) {
+            return false;
         }
-        let Some(mut fragments) = self.machine.fragments() else { return };
-        if fragments.first_version(head).is_none() {
-            return;
+        let Some(mut fragments) = self.machine.fragments() else { return false };
+        if to_trace && fragments.first_version(pc).is_none() {
+            return false;
         }
-        let Some(entrance) = fragments.entrance(head, end, &*code) else { return };
+        let Some(entrance) = fragments.entrance(pc, end, &*code) else { return false };
         let to = match trampoline {
             None => entrance,
-            Some(at) if trampolines::write(at, head, entrance) => at,
-            Some(_) => return,
+            Some(at) if trampolines::write(at, pc, entrance) => at,
+            Some(_) => return false,
         };
         let patch = NewPatch { purpose: Purpose::Trace, end, own, inner, to };
-        if patches::write(head, patch) {
+        let written = patches::write(pc, patch);
+        if written {
             fragments.stats.patches += 1;
-            self.entrances.arrivals.remove(&head);
         }
+        written
+    }
+
+    /// Writes a patch again that was [taken out](patches::take_out), unless the guest's code has
+    /// changed. What it leads to has not been dropped. The thread is outside, and the caller has the
+    /// exclusive right to change code.
+    pub(super) fn patch_again(&self, pc: u64, patch: NewPatch) -> bool {
+        let code = self.interp.code();
+        displaced(pc, &*code).is_some_and(|Displaced { own, inner, end }| {
+            let is_same = (own, inner, end) == (patch.own, patch.inner, patch.end);
+            is_same && patches::may_stand(&self.machine.pages, &(pc..end))
+        }) && patches::write(pc, patch)
     }
 }
 

@@ -17,12 +17,16 @@
 //! each time. But if the trace had been kept before, the guest has changed, and another trace may be
 //! made at once ([`Rests`]).
 //!
+//! Where starts are counted at a *gate apart* ([`super::fragments::Racer::gate_apart`]), code in place has
+//! a patch there during the race, and none at the head while the floor runs.
+//!
 //! Only a process with one thread races: the links would change under the others, and they would
 //! disturb the counts.
 //!
-//! Data: [`Racing`] and [`Rests`], part of the thread's [`Dispatcher`]. Invariant: a window begins
-//! after the links have been changed, and its time is processor time of this thread. The thread is
-//! outside and holds no lock but, briefly, that of the fragments.
+//! Data: [`Racing`] and [`Rests`], part of the thread's [`Dispatcher`]. Invariants: a window begins after
+//! links and patches have been changed, and its time is processor time of this thread. A patch that was
+//! taken out is written again only if no code was touched since, so what it leads to has not been
+//! dropped. The thread is outside and holds no lock but, briefly, that of the fragments.
 //!
 //! Example: a trace of 0x1000 was installed. At the next visit the gate is made and the trace leads;
 //! 4 ms later a sample brings the thread out, `step_race` measures 40,000 starts, and leads links to
@@ -30,7 +34,7 @@
 
 use super::fragments::{Fragments, Racer};
 use super::{Dispatcher, thread_time};
-use crate::changes::patches;
+use crate::changes::patches::{self, NewPatch};
 use crate::config::{RaceMode, Sampling, Stage};
 use crate::kernel::process::System;
 use crate::kernel::signal::samples;
@@ -38,7 +42,6 @@ use dynasour_guest::ThreadContext;
 use dynasour_tracer::TraceSelector;
 use dynasour_tracer::race::{Judgement, Next, Race, Side, Verdict};
 use rustc_hash::{FxHashMap, FxHashSet};
-use std::sync::MutexGuard;
 
 /// Nanoseconds of a window (guess: with fewer, changing the links costs too much; with more, a race
 /// takes longer than its result is worth).
@@ -139,15 +142,17 @@ pub(super) struct Running {
     samples: bool,
     /// The race has begun anew: the links may lead to the other side.
     anew: bool,
+    /// The patch at the head, while it is taken out: the floor runs without it.
+    out: Option<NewPatch>,
+    /// [`Fragments::generation`] when the race began.
+    generation: u64,
 }
 
 impl Racing {
     /// Is the window under way over?
     pub fn is_due(&self, mode: RaceMode) -> bool {
         match self {
-            Racing::Running(running) => {
-                mode != RaceMode::Measured || thread_time() - running.since >= WINDOW
-            }
+            Racing::Running(running) => !mode.measures() || thread_time() - running.since >= WINDOW,
             Racing::Waiting(..) => true,
             Racing::Idle => false,
         }
@@ -173,7 +178,7 @@ impl Racing {
 impl Dispatcher {
     /// Is a race measured, or about to be, which is not to be disturbed?
     pub(super) fn race_is_measured(&self) -> bool {
-        self.machine.config.race == RaceMode::Measured && !matches!(self.racing, Racing::Idle)
+        self.machine.config.race.measures() && !matches!(self.racing, Racing::Idle)
     }
 
     /// A trace was installed: it may be the racer, or belong to it.
@@ -188,7 +193,12 @@ impl Dispatcher {
         match racer {
             // A race that is over ends at its next step.
             Some(_) if own.is_some() && self.machine.config.race != RaceMode::Swap => {}
-            Some(racer) if own != Some(racer) => self.racing = Racing::Waiting(racer, 0),
+            Some(racer) if own != Some(racer) => {
+                if let Racing::Running(running) = std::mem::take(&mut self.racing) {
+                    self.end_patches(&running);
+                }
+                self.racing = Racing::Waiting(racer, 0);
+            }
             _ => {}
         }
     }
@@ -247,7 +257,13 @@ impl Dispatcher {
         }
     }
 
-    fn begin_race(&mut self, racer: Racer, tries: u32, context: &ThreadContext, system: &System) {
+    fn begin_race(
+        &mut self,
+        mut racer: Racer,
+        tries: u32,
+        context: &ThreadContext,
+        system: &System,
+    ) {
         let code = self.interp.code();
         let Some(mut fragments) = self.machine.fragments() else { return };
         if fragments.racer() != Some(racer) {
@@ -256,79 +272,133 @@ impl Dispatcher {
         if patches::is_shared() || tries >= MOST_TRIES {
             return fragments.end_race(&racer, true, !patches::is_shared());
         }
-        let is_ready = !self.machine.is_direct() || patches::leads_to_trace(racer.pc);
-        let prepared = is_ready.then(|| fragments.prepare_race(&racer, &*code));
-        match prepared {
-            Some(Ok(true)) => {}
-            // Not before its head has a patch; or the cache is full.
-            None => return self.racing = Racing::Waiting(racer, tries + 1),
-            Some(Err(_) | Ok(false)) => return fragments.end_race(&racer, true, true),
+        if self.machine.is_direct() && !patches::leads_to_trace(racer.pc) {
+            // Not before its head has a patch.
+            return self.racing = Racing::Waiting(racer, tries + 1);
         }
+        if let Some(gate) = racer.gate_apart().filter(|_| self.machine.is_direct()) {
+            drop(fragments);
+            let can_count = self.patch(system, gate, false);
+            let Some(locked) = self.machine.fragments() else { return };
+            fragments = locked;
+            if !can_count {
+                racer = fragments.count_at_head(&racer);
+            }
+        }
+        let mut prepared = fragments.is_counted(&racer) && fragments.racer() == Some(racer);
+        prepared = prepared && fragments.prepare_race(&racer, &*code).unwrap_or(false);
         let by_visits = matches!(self.machine.config.sampling, Sampling::Every(_))
-            || self.machine.config.race != RaceMode::Measured;
+            || !self.machine.config.race.measures();
         if !self.machine.is_direct() {
             // Perhaps those that end rests.
             system.samples.stop();
         }
-        let samples = !by_visits && !system.samples.are_running();
-        if samples && !system.samples.start_event(context, HZ) {
-            // Nothing brings the thread out at the end of a window.
-            return fragments.end_race(&racer, true, true);
+        let samples = prepared && !by_visits && !system.samples.are_running();
+        if !prepared || samples && !system.samples.start_event(context, HZ) {
+            // It cannot be counted, or nothing brings the thread out at the end of a window.
+            fragments.end_race(&racer, true, true);
+            drop(fragments);
+            return self.close_gate(&racer);
         }
         samples::set_bring_out(!by_visits);
-        let race = Race::new(racer.pc);
-        fragments.lead_race(&racer, race.side());
-        let starts = fragments.starts();
+        let race = Race::new(racer.pc, self.machine.config.race.rounds());
+        let (side, generation) = (race.side(), fragments.generation());
         drop(fragments);
-        let since = thread_time();
-        let running = Running { racer, race, since, starts, windows: 0, samples, anew: false };
+        let mut running = Running {
+            racer,
+            race,
+            since: 0,
+            starts: 0,
+            windows: 0,
+            samples,
+            anew: false,
+            out: None,
+            generation,
+        };
+        self.lead(&mut running, side);
         self.racing = Racing::Running(Box::new(running));
     }
 
+    /// A window of this side begins: links and patches lead there.
+    fn lead(&mut self, running: &mut Running, side: Side) {
+        let racer = running.racer;
+        if self.machine.is_direct() && racer.gate_apart().is_some() {
+            let _exclusive = self.machine.pages.exclusive();
+            if side != Side::Trace {
+                running.out = running.out.take().or_else(|| patches::take_out(racer.pc));
+            } else if let Some(patch) = running.out.take()
+                && !self.patch_again(racer.pc, patch)
+            {
+                self.entrances.made(racer.pc);
+            }
+        }
+        let Some(mut fragments) = self.machine.fragments() else { return };
+        fragments.lead_race(&racer, side);
+        running.starts = fragments.starts();
+        drop(fragments);
+        running.since = thread_time();
+    }
+
+    /// The patch at a gate apart is taken back.
+    fn close_gate(&self, racer: &Racer) {
+        if let Some(gate) = racer.gate_apart().filter(|_| self.machine.is_direct()) {
+            let _exclusive = self.machine.pages.exclusive();
+            patches::take_back(&(gate..gate + 1));
+        }
+    }
+
     fn end_window(&mut self, mut running: Box<Running>, system: &System) {
-        let machine = self.machine;
         let now = thread_time();
         let racer = running.racer;
-        let fragments = machine.fragments();
-        let Some(mut fragments) = fragments.filter(|_| !patches::is_shared()) else {
-            if let Some(mut fragments) = machine.fragments() {
-                fragments.end_race(&racer, true, false);
-            }
-            return Self::end_samples(&running, system);
-        };
-        if fragments.racer() != Some(racer) {
+        let Some(mut fragments) = self.machine.fragments() else { return };
+        let is_touched = running.out.is_some() && fragments.generation() != running.generation;
+        let is_live = fragments.racer() == Some(racer) && !is_touched;
+        if !is_live || patches::is_shared() || !fragments.is_counted(&racer) {
+            // A trace that has gone, or cannot be judged.
+            fragments.end_race(&racer, true, !patches::is_shared());
             drop(fragments);
-            return Self::end_samples(&running, system);
+            return self.end_running(&running, system);
         }
         let starts = fragments.starts();
-        let next = match machine.config.race {
+        drop(fragments);
+        let next = match self.machine.config.race {
             _ if std::mem::take(&mut running.anew) => Next::Window(running.race.side()),
-            RaceMode::Measured => {
+            mode if mode.measures() => {
                 running.race.measured(starts.wrapping_sub(running.starts), now - running.since)
             }
             mode => running.forced(mode),
         };
         match next {
-            Next::Extend => {}
-            Next::Window(side) => fragments.lead_race(&racer, side),
+            Next::Extend => {
+                running.starts = starts;
+                running.since = thread_time();
+            }
+            Next::Window(side) => self.lead(&mut running, side),
             Next::Ended(judgement) => {
-                Self::end_samples(&running, system);
-                return self.judged(&racer, judgement, fragments);
+                self.judged(&racer, judgement);
+                return self.end_running(&running, system);
             }
         }
-        running.starts = fragments.starts();
-        drop(fragments);
-        running.since = thread_time();
         self.racing = Racing::Running(running);
     }
 
+    /// A race is over: nothing is sampled for it any more, and a head with a trace has its patch.
+    fn end_running(&mut self, running: &Running, system: &System) {
+        Self::end_samples(running, system);
+        self.end_patches(running);
+    }
+
+    /// No patch is written or taken out for a race any more.
+    fn end_patches(&mut self, running: &Running) {
+        self.close_gate(&running.racer);
+        if running.out.is_some() {
+            self.entrances.made(running.racer.pc);
+        }
+    }
+
     /// The race has a verdict.
-    fn judged(
-        &mut self,
-        racer: &Racer,
-        judgement: Judgement,
-        mut fragments: MutexGuard<'_, Fragments>,
-    ) {
+    fn judged(&mut self, racer: &Racer, judgement: Judgement) {
+        let Some(mut fragments) = self.machine.fragments() else { return };
         let kept = judgement.verdict != Verdict::Floor;
         if judgement.verdict == Verdict::Trace {
             self.effort.note_win();
@@ -378,7 +448,7 @@ impl Running {
         let verdict = match mode {
             RaceMode::Trace => Verdict::Trace,
             RaceMode::Floor => Verdict::Floor,
-            RaceMode::Swap | RaceMode::Measured | RaceMode::Off => {
+            RaceMode::Swap | RaceMode::Measured | RaceMode::Rounds(_) | RaceMode::Off => {
                 let sides = [Side::Floor, Side::Trace, Side::FloorTwice, Side::Trace];
                 return Next::Window(sides[self.windows as usize % sides.len()]);
             }

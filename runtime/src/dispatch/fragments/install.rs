@@ -15,6 +15,7 @@
 //! places the code, notes from which bytes it was made, and makes links lead there.
 
 use super::links::exits::Event;
+use super::race::Starts;
 use super::{Fragments, Role, SideRequest};
 use crate::config::{RunConfig, Stage};
 use crate::memory;
@@ -23,7 +24,7 @@ use crate::observe::census::CompileTimes;
 use crate::observe::ledger::Made;
 use crate::observe::profile::{Phase, during};
 use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
-use dynasour_emitter::{EmitError, EntryState, ExitId, StartKey};
+use dynasour_emitter::{EmitError, EntryState, ExitId};
 use dynasour_ir::opt::OptOptions;
 use dynasour_ir::{Context, Fact, Version};
 use dynasour_tracer::{AbortReason, Path, SpeculationPolicy, TraceShape, build};
@@ -35,8 +36,8 @@ pub struct Plan {
     facts: Vec<Fact>,
     /// The region of its head had no fragment when the plan was made.
     is_first_version: bool,
-    /// It is to race, and this tells the start of an iteration.
-    race: Option<Option<StartKey>>,
+    /// It is to race, and so the starts of its iterations are counted.
+    race: Option<Starts>,
     /// The exit whose side trace it becomes; none if it becomes a version of the region.
     side_exit: Option<ExitId>,
     /// The facts that code generation needs from the emitter, as they were when the plan was made.
@@ -170,8 +171,8 @@ impl Fragments {
             None => {
                 self.stats.attempts.tried(path.head, Outcome::Made);
                 self.add_version(path.head, id);
-                if let Some(key) = plan.race {
-                    self.note_racer(path.head, id, key);
+                if let Some(starts) = plan.race {
+                    self.note_racer(path.head, id, starts);
                 }
             }
             Some(exit) => {

@@ -286,6 +286,11 @@ impl Fragments {
         }
     }
 
+    /// Changes when guest code is touched or everything is dropped.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
     /// From now on traces may not assume `private_memory`. Must existing fragments be dropped?
     pub fn lose_private_memory(&mut self) -> bool {
         if !std::mem::replace(&mut self.private_memory, false) {

@@ -45,8 +45,38 @@ pub struct Racer {
     /// The head.
     pub pc: u64,
     fragment: FragmentId,
-    key: Option<StartKey>,
+    starts: Starts,
+    /// [`Fragments::generation`] when it was made: numbers of fragments are used again.
+    generation: u64,
 }
+
+/// Where and by what the starts of a racer's iterations are counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Starts {
+    /// What tells a start at the head.
+    key: Option<StartKey>,
+    /// The pc of the gate, if it is not the head, and what tells a start there. At the head of an
+    /// interpreter, which each instruction of the interpreted program passes, counting would take more
+    /// time than what is measured. So it is counted where the loop's first dispatch leads.
+    apart: Option<(u64, StartKey)>,
+}
+
+impl Racer {
+    /// The pc of its gate, if it is not the head.
+    pub fn gate_apart(&self) -> Option<u64> {
+        self.starts.apart.map(|(gate, _)| gate)
+    }
+
+    /// The pc of its gate, and what tells a start there.
+    fn gate(&self) -> (u64, Option<StartKey>) {
+        let Starts { key, apart } = self.starts;
+        apart.map_or((self.pc, key), |(gate, key)| (gate, Some(key)))
+    }
+}
+
+/// A register that tells a start at the head, and changes until the first dispatch by no more than this,
+/// is the position in the interpreted program there, too (guess: an instruction and its operands).
+const STRIDE: u64 = 64;
 
 /// The most traces that wait for a race (guess: later ones are used and never race).
 const MOST_WAITING: usize = 64;
@@ -110,24 +140,30 @@ fn start_key(path: &Path) -> (Option<StartKey>, i32) {
 
 impl Fragments {
     /// Makes the first trace of a region, which is about to be compiled for `request`, able to count
-    /// its starts, if it is to race. Returns what tells a start.
-    pub(super) fn enter_race(
-        &self,
-        path: &Path,
-        request: &mut Request,
-    ) -> Option<Option<StartKey>> {
+    /// its starts, if it is to race. Returns where and by what they are counted.
+    pub(super) fn enter_race(&self, path: &Path, request: &mut Request) -> Option<Starts> {
         let may_race = self.races.mode.is_some() && !patches::is_shared();
         let (key, each) = start_key(path);
-        (may_race && self.emitter.count_starts(request, key, each)).then_some(key)
+        if !may_race || !self.emitter.count_starts(request, key, each) {
+            return None;
+        }
+        let apart = key.and_then(|(register, value)| {
+            let (gate, registers) = path.first_target()?;
+            let there = registers[register.number()]?;
+            let is_position = there.wrapping_sub(value).wrapping_add(STRIDE) <= 2 * STRIDE;
+            let is_free = gate != path.head && !self.regions.contains_key(&gate);
+            (is_position && is_free).then_some((gate, (register, there)))
+        });
+        Some(Starts { key, apart })
     }
 
     /// The trace that can count its starts is installed.
-    pub(super) fn note_racer(&mut self, pc: u64, fragment: FragmentId, key: Option<StartKey>) {
+    pub(super) fn note_racer(&mut self, pc: u64, fragment: FragmentId, starts: Starts) {
         if let Some(before) = self.racer().filter(|_| self.races.mode == Some(RaceMode::Swap)) {
             // A race that never ends gives way to the next one.
             self.end_race(&before, true, !patches::is_shared());
         }
-        let new = Racer { pc, fragment, key };
+        let new = Racer { pc, fragment, starts, generation: self.generation };
         if self.races.racer.is_none() {
             self.races.racer = Some(new);
         } else {
@@ -142,8 +178,26 @@ impl Fragments {
         if !self.is_live_racer(&racer) {
             (self.races.racer, self.races.on_floor) = (None, false);
             self.lead_to_first(racer.pc);
+            self.close_gate(&racer);
         }
         self.races.racer
+    }
+
+    /// Nothing is counted at a gate apart any more.
+    fn close_gate(&mut self, racer: &Racer) {
+        if let Some(gate) = racer.gate_apart().filter(|_| !self.retired) {
+            self.lead_links(gate, self.first_version(gate));
+            self.links_changed();
+        }
+    }
+
+    /// No patch can stand where a racer's starts are to be counted: they are counted at its head.
+    pub fn count_at_head(&mut self, racer: &Racer) -> Racer {
+        let new = Racer { starts: Starts { apart: None, ..racer.starts }, ..*racer };
+        if self.races.racer.as_ref() == Some(racer) {
+            self.races.racer = Some(new);
+        }
+        new
     }
 
     fn is_live_racer(&self, racer: &Racer) -> bool {
@@ -171,12 +225,19 @@ impl Fragments {
     /// # Errors
     /// [`EmitError::is_full`]: the code cache is full.
     pub fn prepare_race(&mut self, racer: &Racer, code: &dyn Fetch) -> Result<bool, EmitError> {
+        let (gate, key) = racer.gate();
         if !self.in_place {
             self.emitter.copy_block(racer.pc, code)?;
+            self.emitter.copy_block(gate, code)?;
         }
-        let made = self.emitter.make_gate(racer.pc, racer.key)?;
+        let made = self.emitter.make_gate(gate, key)?;
         self.links_changed();
         Ok(made)
+    }
+
+    /// Can the racer's starts still be counted? Not if a trace stands where its gate was.
+    pub fn is_counted(&self, racer: &Racer) -> bool {
+        racer.gate_apart().is_none_or(|gate| !self.regions.contains_key(&gate))
     }
 
     /// Starts that both sides have counted.
@@ -189,8 +250,12 @@ impl Fragments {
         self.races.on_floor = side != Side::Trace;
         if self.races.on_floor {
             self.emitter.forget_entry(racer.pc);
-            self.emitter.lead_to_floor(racer.pc, side == Side::FloorTwice);
+            if racer.gate_apart().is_some() {
+                self.lead_links(racer.pc, None);
+            }
+            self.emitter.lead_to_gate(racer.gate().0, side == Side::FloorTwice);
         } else {
+            self.close_gate(racer);
             self.lead_back(racer);
         }
         self.links_changed();
@@ -213,6 +278,7 @@ impl Fragments {
         if alone {
             self.emitter.let_count_starts(racer.fragment, false);
         }
+        self.close_gate(racer);
         if kept {
             self.races.kept.insert(racer.fragment, *racer);
             self.lead_back(racer);

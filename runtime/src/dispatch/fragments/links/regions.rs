@@ -156,7 +156,11 @@ impl Fragments {
 
     /// With copied blocks: makes links to `pc` lead to the fragment, or if there is none to the
     /// block.
-    pub(super) fn lead_links(&mut self, pc: u64, fragment: Option<FragmentId>) {
+    pub(in crate::dispatch::fragments) fn lead_links(
+        &mut self,
+        pc: u64,
+        fragment: Option<FragmentId>,
+    ) {
         if !self.has_places() {
             return;
         }
