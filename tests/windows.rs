@@ -577,6 +577,12 @@ fn a_signal_at_every_instruction_in_place() {
     every_place(&options, (300_000, 0), instructions_in_place, 100);
 }
 
+#[test]
+fn a_signal_at_every_instruction_of_a_race_in_place() {
+    let options = ["--tier", "direct", "--sample", "every=7", "--threshold", "3", "--race", "swap"];
+    every_place(&options, (300_000, 0), instructions_in_place, 100);
+}
+
 /// The instructions of the stubs of system calls, by what lies in their slots. (Stepping there is not
 /// possible: the steps would pass the `popfq` by which guest code in place is entered, and the kernel
 /// takes the trap flag for the program's from there on.)
