@@ -87,7 +87,8 @@ pub struct Judge {
     /// Do traces replace the guest's own code, where it stands? Otherwise they replace copied
     /// blocks.
     pub in_place: bool,
-    /// Do traces race with what they replace, so that a wrong word of the model's costs little?
+    /// Do traces race with what they replace? Then loops of interpreted programs may assume operands
+    /// ([`crate::guests::DispatchHeads`]).
     pub raced: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Gates: they count how often the guest comes to a head as a block, while a race judges the head's
-//! trace ([`crate::emitter::race`]).
+//! Gates: they count how often the guest comes to a head as a block, or to what the head dispatches to,
+//! while a race judges the head's trace ([`crate::emitter::race`]).
 //!
 //! A *gate* is code in front of a place's block, as a counter is ([`super::head_counters`]), but it
 //! never leaves. It adds one to a word of data memory if the guest starts the iteration that is
@@ -13,9 +13,9 @@
 //!  jmp block           ◄──┘
 //! ```
 //!
-//! Data: [`Blocks::gate_keys`]; the words are behind those of the counters. Invariant: a gate's link leads
-//! to the body of its place's block, so that no gate is part of a cycle without a guest instruction.
-//! The caller holds the emitter.
+//! Data: [`Blocks::gate_keys`]; the words are behind those of the counters. Invariant: a gate's link
+//! leads to the body of its place's block, so that no gate is part of a cycle without a guest
+//! instruction. The caller holds the emitter.
 //!
 //! Example: a trace of the loop at 0x1000 was made. While the race measures the blocks, links to
 //! 0x1000 lead to the gate.
@@ -131,9 +131,8 @@ impl Blocks {
             self.lead(place, block, cache, fragments);
         }
         self.unlink(gate, indirect, cache);
-        let mut stale = self.stale.take().unwrap_or_else(|| Doomed::new(self.generation));
-        stale.blocks.push(gate);
-        self.stale = Some(stale);
+        let generation = self.generation;
+        self.stale.get_or_insert_with(|| Doomed::new(generation)).blocks.push(gate);
     }
 
     /// The offset of the gate of `place`.

@@ -2,11 +2,13 @@
 //!
 //! What is counted is *starts*: how often the guest comes to the trace's head or, if the trace is a
 //! loop of an interpreted program, to the head at the loop's place in that program, if the value of a
-//! register tells that; otherwise an iteration counts as often as its path passes the head. The trace counts them at its entry and at the head of its loop, the blocks in
-//! a gate ([`crate::blocks::gates`]). Before and after the race the trace does not count.
+//! register tells that; otherwise an iteration counts as often as its path passes the head. The trace
+//! counts them at its entry and at the head of its loop, the blocks in a gate
+//! ([`crate::blocks::gates`]), which stands at the head or *apart*, at another pc that the guest comes
+//! to once for each start. Before and after the race the trace does not count.
 //!
 //! ```text
-//!                     ┌──► trace: entered + 1, looped + 1 …     lead_to
+//!                     ┌──► trace: entered + 1, looped + 1 …
 //! links to the head ──┤
 //!                     └──► gate: floor + 1 ──► block            lead_to_gate
 //! ```
@@ -59,16 +61,15 @@ impl Emitter {
         Ok(self.blocks.gate(place, key, code, &self.fragments)?)
     }
 
-    /// Links to `pc` lead to the block there by way of its gate, which counts once or twice. False
-    /// if there is no gate.
-    pub fn lead_to_gate(&mut self, pc: u64, twice: bool) -> bool {
-        let place = self.blocks.place_and_block(pc).map(|(place, _)| place);
-        let Some((place, gate)) = place.and_then(|p| Some((p, self.blocks.gate_of(p)?))) else {
-            return false;
-        };
+    /// Links to `pc` lead to the block there by way of its gate, if it has one, which counts once or
+    /// twice.
+    pub fn lead_to_gate(&mut self, pc: u64, twice: bool) {
         self.blocks.write_race_word(RaceWord::Twice, u64::from(twice));
-        self.lead_place(place, gate);
-        true
+        if let Some((place, _)) = self.blocks.place_and_block(pc)
+            && let Some(gate) = self.blocks.gate_of(place)
+        {
+            self.lead_place(place, gate);
+        }
     }
 
     /// The starts that the trace and the gate have counted together.
@@ -206,10 +207,12 @@ mod tests {
         assert!(copied.is_ok());
         let mut gate = |key| {
             assert!(emitter.make_gate(pc, key).expect("room"));
-            assert!(emitter.lead_to_gate(pc, false));
+            emitter.lead_to_gate(pc, false);
             assert_eq!(emitter.verify_links_and_tables(), Ok(()));
             let place = emitter.blocks.place_and_block(pc).expect("a block").0;
-            emitter.blocks.gate_of(place).expect("a gate")
+            let gate = emitter.blocks.gate_of(place).expect("a gate");
+            assert_eq!(emitter.blocks.places[place as usize].entry, gate, "links lead there");
+            gate
         };
         let (any, one) = (gate(None), gate(Some((Gpr::RSI, 0x1234))));
         assert_ne!(any, one);

@@ -41,7 +41,7 @@ impl Mode {
             Mode::new("direct", "--tier direct"),
             Mode::new("direct-timer", "--tier direct --sample timer=1000 --threshold 1"),
             Mode::new("direct-eager", "--tier direct --sample every=1 --threshold 1"),
-            Mode::new("direct-swap", "--tier direct --sample every=1 --threshold 1 --race swap"),
+            Mode::new("direct-swap", "--tier direct --sample every=7 --threshold 1 --race swap"),
             Mode::new("full-swap", "--tier full --threshold 1 --race swap"),
             Mode::new(
                 "direct-chaos",
