@@ -72,6 +72,9 @@ pub(super) struct State {
     pub mappings: Mappings,
     /// The kernel could not be asked when it was last tried.
     is_blind: bool,
+    /// The record has every mapping with code: since the kernel was asked, nothing was mapped or made
+    /// executable that is not in it.
+    pub is_surveyed: bool,
     pub guards: Guards,
     /// How often each guarded page was opened.
     pub flips: FxHashMap<u64, u32>,
@@ -99,7 +102,7 @@ impl State {
     fn refresh(&mut self) {
         match space::maps() {
             Ok(entries) => {
-                self.is_blind = false;
+                (self.is_blind, self.is_surveyed) = (false, true);
                 self.mappings.refresh(&entries, self.guards.pages());
             }
             Err(_) => self.is_blind = true,
@@ -403,9 +406,15 @@ impl CodePages {
         self.state().is_announced(range, |_| true)
     }
 
-    /// Is code of this file mapped?
+    /// Is code of this file mapped? Code that runs in place may never have been looked up, so its
+    /// mapping may not be in the record yet.
     pub fn has_code_of(&self, inode: u64) -> bool {
-        self.state().mappings.parts(0..u64::MAX).any(|(_, mapping)| is_code_of(&mapping, inode))
+        let mut state = self.state();
+        if !state.is_surveyed {
+            state.refresh();
+        }
+        state.is_blind
+            || state.mappings.parts(0..u64::MAX).any(|(_, mapping)| is_code_of(&mapping, inode))
     }
 
     /// The contents of this file may change by other ways than a private mapping. Where is it

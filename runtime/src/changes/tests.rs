@@ -250,6 +250,29 @@ fn faults_of_the_guests_own_stay_its_own() {
     assert!(matches!(pages.announce_store(&fault), Store::Refused));
 }
 
+/// Code in place is executed without being looked up, so nothing is known of its file when that is
+/// opened for writing.
+#[test]
+fn code_of_a_file_is_found_before_it_is_looked_up() {
+    let function = code_of_a_file_is_found_before_it_is_looked_up as *const () as u64;
+    let own = space::maps().expect("maps").into_iter().find(|m| m.range.contains(&function));
+    let inode = own.expect("own code").inode;
+    let pages = CodePages::default();
+    assert!(pages.has_code_of(inode) && !pages.has_code_of(u64::MAX));
+    let elsewhere = map(libc::PROT_READ, PRIVATE);
+    let unknown = |pages: &CodePages, news: News| {
+        let change = pages.announce([elsewhere.clone()]).quiesce(&mut Notes::default());
+        change.perform(|| ()).0.publish(&mut Notes::default(), [news]);
+        pages.state().is_surveyed
+    };
+    assert!(unknown(&pages, News::Unmapped(elsewhere.clone())));
+    let anonymous = Mapping::anonymous(ProtFlags::PROT_READ);
+    assert!(unknown(&pages, News::Mapped(elsewhere.clone(), Some(anonymous))));
+    assert!(!unknown(&pages, News::Mapped(elsewhere.clone(), None)));
+    assert!(pages.has_code_of(inode) && pages.state().is_surveyed);
+    assert!(!unknown(&pages, News::Protected(elsewhere.clone(), ProtFlags::PROT_EXEC)));
+}
+
 #[test]
 fn a_file_that_may_change_takes_its_code_with_it() {
     let pages = CodePages::default();

@@ -106,6 +106,8 @@ pub enum News {
     Unknown(Range<u64>),
     /// A new mapping; its properties, if they are known.
     Mapped(Range<u64>, Option<Mapping>),
+    /// The guest has unmapped the range.
+    Unmapped(Range<u64>),
     /// The guest has set this protection.
     Protected(Range<u64>, ProtFlags),
 }
@@ -172,19 +174,31 @@ impl<'p> Performed<'p> {
             state.guards.publish();
             for news in news {
                 match news {
-                    News::Unknown(range) => state.mappings.forget(range),
+                    News::Unknown(range) => {
+                        state.mappings.forget(range);
+                        state.is_surveyed = false;
+                    }
+                    News::Unmapped(range) => {
+                        state.flips.retain(|page, _| !range.contains(page));
+                        state.mappings.forget(range);
+                    }
                     // Where nothing was, another thread may have guarded a page since the call, and
                     // is right.
                     News::Mapped(range, mapping) => {
                         state.flips.retain(|page, _| !range.contains(page));
                         match mapping {
                             Some(mapping) => state.mappings.set(range.clone(), mapping),
-                            None => state.mappings.forget(range.clone()),
+                            None => {
+                                state.mappings.forget(range.clone());
+                                state.is_surveyed = false;
+                            }
                         }
                     }
                     News::Protected(range, prot) => {
                         state.guards.lose(range.clone());
                         state.mappings.set_protection(range, prot);
+                        // The record may have no mapping there.
+                        state.is_surveyed &= !prot.contains(ProtFlags::PROT_EXEC);
                     }
                 }
             }

@@ -245,6 +245,10 @@ impl Dispatcher {
 
     /// An instruction of the guest's in place has faulted or trapped.
     fn faulted_in_place(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
+        // What the kernel reports there is about the host's last fault, not the guest's.
+        if let Some(outcome) = system.vsyscall(context, context.rip) {
+            return outcome;
+        }
         let info = memory::last_fault();
         match Self::trapped_by_patch(context, &info) {
             Some((site, Trapped::Passing)) => {

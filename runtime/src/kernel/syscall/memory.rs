@@ -149,7 +149,9 @@ impl System {
         let change = self.process.pages().announce([range.clone()]).quiesce(engine);
         let (performed, done) = change.perform(|| self.pass(call));
         if done != Done::Restart {
-            performed.publish(engine, [News::Unknown(range)]);
+            let is_unmapped = call.nr == libc::SYS_munmap as u64 && done == Done::Value(0);
+            let news = if is_unmapped { News::Unmapped(range) } else { News::Unknown(range) };
+            performed.publish(engine, [news]);
         }
         done
     }
@@ -209,7 +211,7 @@ impl System {
         let change = self.process.pages().announce([left.clone()]).quiesce(engine);
         let (performed, now) = change.perform(|| memory.brk.set(wanted));
         let unmapped = page_up(now).unwrap_or(now)..left.end;
-        performed.publish(engine, [News::Mapped(unmapped, None)]);
+        performed.publish(engine, [News::Unmapped(unmapped)]);
         Done::Value(now as i64)
     }
 
