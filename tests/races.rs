@@ -101,6 +101,33 @@ fn a_trace_races_again_when_the_guest_changes() {
     }
 }
 
+/// What a trace assumes changes once and for all: an operand of an interpreted program, or a register
+/// at a loop's head. The next trace does not assume that one, and stays.
+#[test]
+fn one_assumption_is_undone() {
+    let tiers: [&[&str]; 3] = [
+        &["--tier", "full", "--race", "trace"],
+        &["--tier", "direct", "--race", "trace", "--sample", "every=1"],
+        &["--tier", "dynamo"],
+    ];
+    for name in ["operands", "shifts"] {
+        let (directory, program) = guest(&format!("undone_{name}"), name);
+        let native = Invocation::new(&program, &directory).run();
+        assert_eq!(native.status, Status::Exited(0));
+        for tier in tiers {
+            let options = [tier, &["--threshold", "50"]].concat();
+            races(&directory, &options, &[&program], &native);
+            let json = fs::read_to_string(directory.join("s.json")).expect("the file");
+            let json: Value = serde_json::from_str(&json).expect("JSON");
+            assert_eq!(json["undone"].as_u64(), Some(1), "{name} {options:?}");
+            let guards = json["deopts"]["guard"].as_u64().unwrap_or(0);
+            // The guard of a trace that was kept would fail in each of 6,000 runs, and the runtime would
+            // see each without copied blocks.
+            assert!(guards < 5000, "{name} {options:?}: {guards}");
+        }
+    }
+}
+
 /// Guest code in place enters a trace by the patch at its head. (Before, patches led to the displaced
 /// instructions, and only the runtime entered traces.)
 #[test]

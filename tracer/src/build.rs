@@ -40,6 +40,7 @@
 
 mod body;
 
+use crate::assumptions::{Assumption, Place};
 use crate::entry_guards::speculate_registers;
 use crate::guests::{self, Definitions, GuestLoop, ObservedLoad};
 use crate::policy::SpeculationPolicy;
@@ -139,6 +140,15 @@ pub struct BuildError(pub AbortReason);
 /// The operand that each SSA location holds, by the location's SSA index.
 pub(crate) type State = [Operand; Loc::SSA_COUNT];
 
+/// A trace version, and what it assumes beyond its path.
+#[derive(Debug)]
+pub struct Built {
+    /// The version.
+    pub version: Version,
+    /// What its guards check besides the path, the path's code and the loop's key.
+    pub assumptions: Vec<Assumption>,
+}
+
 /// Builds the trace version `name` of `path` under the assumptions of `context`.
 ///
 /// # Errors
@@ -149,9 +159,10 @@ pub fn build(
     name: &str,
     context: Context,
     policy: &dyn SpeculationPolicy,
-) -> Result<Version, BuildError> {
+) -> Result<Built, BuildError> {
     let Some(guest) = &path.guest else {
-        return Ok(assemble(path, name, context, policy, &Origins::default())?.0);
+        let (version, notes) = assemble(path, name, context, policy, &Origins::default())?;
+        return Ok(Built { version, assumptions: notes.registers });
     };
     let (draft, notes) = assemble(path, name, context.clone(), policy, &Origins::default())?;
     let body = draft.blocks.last().expect("every version has a block");
@@ -164,12 +175,20 @@ pub fn build(
     let jumps: Vec<Operand> =
         notes.jumps.iter().filter(|j| is_dispatch(&path.steps[j.1])).map(|j| j.0).collect();
     let mut promoted = guests::promotions(&defs, &jumps, guest.stable);
+    let mut assumptions = Vec::new();
     if guest.assumes_operands {
         let (loads, stores) = observed_accesses(path, &notes.origins);
-        let is_written = |address: u64| {
-            stores.range(..=address + 7).next_back().is_some_and(|(at, len)| at + len > address)
+        let may_change = |address: u64| {
+            guest.undone.contains(&address)
+                || stores
+                    .range(..=address + 7)
+                    .next_back()
+                    .is_some_and(|(at, len)| at + len > address)
         };
-        guests::promote_operands(&defs, &loads, is_written, &mut promoted);
+        for load in guests::promote_operands(&defs, &loads, may_change, &mut promoted) {
+            let place = Place::Memory { address: load.address, ty: load.ty };
+            assumptions.push(Assumption { place, value: load.observed });
+        }
     }
     let origins = notes
         .origins
@@ -177,7 +196,8 @@ pub fn build(
         .filter(|(v, _)| promoted.contains(v))
         .map(|(_, origin)| origin)
         .collect();
-    Ok(assemble(path, name, context, policy, &origins)?.0)
+    let (version, _) = assemble(path, name, context, policy, &origins)?;
+    Ok(Built { version, assumptions })
 }
 
 /// The loads of these origins, with the addresses that they were observed to read; and the stores of
@@ -196,7 +216,8 @@ fn observed_accesses(
     let loads = origins.iter().filter_map(|&(value, (step, index))| {
         let inst = &base_insts(&path.steps[step])[index];
         let address = address(step, inst).filter(|_| inst.op == Op::Load)?;
-        Some(ObservedLoad { value, address })
+        let result = path.steps[step].observed.as_ref()?[inst.def()?.index()]?;
+        Some(ObservedLoad { value, address, ty: inst.ty, observed: result & inst.ty.mask() })
     });
     let steps = path.steps.iter().enumerate();
     let stores = steps.flat_map(|(n, step)| base_insts(step).iter().map(move |inst| (n, inst)));
@@ -230,6 +251,8 @@ struct Notes {
     jumps: Vec<(Operand, usize)>,
     /// The instructions of the path from which loads and conditions come.
     origins: Vec<(Value, (usize, usize))>,
+    /// The registers that were assumed because they were stable.
+    registers: Vec<Assumption>,
 }
 
 /// Builds the version. It assumes the observed results of the `promoted` instructions.
@@ -260,8 +283,9 @@ fn assemble(
     });
 
     let mut state = entry_state;
-    let entry_guards = speculate_registers(path, &mut version, &mut state, &written, policy);
-    let mut notes = Notes::default();
+    let (entry_guards, registers) =
+        speculate_registers(path, &mut version, &mut state, &written, policy);
+    let mut notes = Notes { registers, ..Notes::default() };
     match path.shape {
         TraceShape::Linear => {
             let mut body = Body::new(&mut version, state, &written, promoted);

@@ -13,6 +13,7 @@
 //! stable: rcx = 3, a shift count        v20 = eq.i64 v1, 3; assume v20 else a0; from here rcx is 3
 //! ```
 
+use crate::assumptions::{Assumption, Place};
 use crate::build::{Path, State, base_insts, varmap};
 use crate::policy::{RegisterUse, SpeculationPolicy};
 use dynasour_ir::{Anchor, Builder, Gpr, Inst, Loc, Op, Operand, Ty, Version};
@@ -51,30 +52,34 @@ fn register_uses(path: &Path, written: &[bool; Loc::SSA_COUNT]) -> [Option<Regis
 }
 
 /// Assumes at entry that stable registers keep their values. The guards come before everything
-/// else, on an anchor with the state at entry.
+/// else, on an anchor with the state at entry. Returns the guards, and which stable registers were
+/// assumed.
 pub(crate) fn speculate_registers(
     path: &Path,
     version: &mut Version,
     state: &mut State,
     written: &[bool; Loc::SSA_COUNT],
     policy: &dyn SpeculationPolicy,
-) -> Vec<Inst> {
+) -> (Vec<Inst>, Vec<Assumption>) {
     let uses = register_uses(path, written);
     let wanted = |g: &Gpr, value: u64| {
         uses[g.number()].is_some_and(|u| policy.placement().speculate_register(*g, value, u))
     };
-    let stable = path.stable.iter().filter(|(g, value)| wanted(g, *value));
-    let chosen: Vec<_> = stable.chain(path.guest.iter().flat_map(|g| &g.registers)).collect();
+    let mut chosen = path.stable.clone();
+    chosen.retain(|(g, value)| wanted(g, *value));
+    let assumed = chosen.iter().map(|&(g, value)| Assumption { place: Place::Register(g), value });
+    let assumed = assumed.collect();
+    chosen.extend(path.guest.iter().flat_map(|g| &g.registers));
     if chosen.is_empty() {
-        return Vec::new();
+        return (Vec::new(), assumed);
     }
     let anchor = version.anchor(Anchor::new(Operand::Const(path.head), varmap(written, state)));
     let mut builder = Builder::new(version);
     for (gpr, value) in chosen {
         let slot = &mut state[gpr.number()];
-        let holds = builder.binary(Op::Eq, Ty::I64, *slot, Operand::Const(*value));
+        let holds = builder.binary(Op::Eq, Ty::I64, *slot, Operand::Const(value));
         builder.assume(holds, anchor);
-        *slot = Operand::Const(*value);
+        *slot = Operand::Const(value);
     }
-    builder.insts
+    (builder.insts, assumed)
 }

@@ -46,6 +46,9 @@ const MAX_KEYS: usize = 14;
 const EAGER: u32 = 4;
 /// Searches in a row for more loops of one head that may find none (guess; too many waste recordings).
 const MOST_VAIN: u32 = 4;
+/// If more operands of the loops of one head have changed, none is assumed any more (guess: they are
+/// data, not code).
+const MOST_UNDONE: usize = 64;
 /// A register whose value is less than this many bytes above the stack pointer holds the address of
 /// a frame, so it is no green (guess; too many miss a program counter that points to the stack).
 const FRAMES: u64 = 1 << 20;
@@ -98,17 +101,17 @@ pub struct DispatchHeads {
     disabled: bool,
     /// Is the time of recordings limited, so that failures need not be?
     timed: bool,
-    /// Is it measured whether a trace pays, so that loops may assume operands?
-    raced: bool,
     /// Heads whose loops do not assume operands.
     plain: FxHashSet<u64>,
+    /// By head: addresses of operands that its loops do not assume, because one had changed.
+    undone: FxHashMap<u64, BTreeSet<u64>>,
 }
 
 impl DispatchHeads {
     /// An empty table. With `search` false no loop is ever searched for. With `timed`, the time of
-    /// recordings is limited, so their number is not. With `raced`, traces race with what they replace.
-    pub fn new(search: bool, timed: bool, raced: bool) -> DispatchHeads {
-        DispatchHeads { disabled: !search, timed, raced, ..DispatchHeads::default() }
+    /// recordings is limited, so their number is not.
+    pub fn new(search: bool, timed: bool) -> DispatchHeads {
+        DispatchHeads { disabled: !search, timed, ..DispatchHeads::default() }
     }
 
     /// Should a recording that passes `head` search for a loop of an interpreted program?
@@ -211,13 +214,31 @@ impl DispatchHeads {
     /// A trace of `head` was too slow. From now on its loops assume less: no operands. False if they do
     /// not already.
     pub fn assume_less(&mut self, head: u64) -> bool {
-        self.raced && self.plain.insert(head)
+        self.plain.insert(head)
+    }
+
+    /// Operands of loops of `head`, at these addresses, have changed: they are not assumed again. The
+    /// traces of these keys are gone.
+    pub fn undo(&mut self, head: u64, keys: &[Key], addresses: impl IntoIterator<Item = u64>) {
+        let undone = self.undone.entry(head).or_default();
+        undone.extend(addresses);
+        if undone.len() > MOST_UNDONE {
+            self.plain.insert(head);
+        }
+        if let Some(h) = self.heads.get_mut(&head) {
+            h.keys.retain(|known| !keys.contains(known));
+            (h.vain, h.eager) = (0, 0);
+        }
+    }
+
+    /// The operands that the loops of `head` do not assume.
+    pub(crate) fn undone(&self, head: u64) -> Vec<u64> {
+        self.undone.get(&head).into_iter().flatten().copied().collect()
     }
 
     /// Do the loops of `head` assume operands?
     pub(crate) fn assumes_operands(&self, head: u64) -> bool {
-        // Only a race tells whether that pays.
-        self.raced && !self.plain.contains(&head)
+        !self.plain.contains(&head)
     }
 
     /// The trace noted last for `head` is not made now, but may be later.
@@ -249,6 +270,8 @@ pub struct GuestLoop {
     pub stable: u16,
     /// Are the operands of the interpreted program assumed, too?
     pub assumes_operands: bool,
+    /// The addresses of those that are not, because one had changed.
+    pub undone: Vec<u64>,
     /// The pc of the block that ends in the dispatch.
     pub dispatch: u64,
 }
@@ -466,23 +489,27 @@ impl<'v> Definitions<'v> {
 pub(crate) struct ObservedLoad {
     pub value: Value,
     pub address: u64,
+    pub ty: Ty,
+    /// The value that it has read.
+    pub observed: u64,
 }
 
 /// Adds to the `promoted` values the operands of the interpreted program: the loads, in the order of
-/// the path, whose addresses follow from constants and lie near those of promoted loads. `is_written`
-/// says whether the path stores to an address.
+/// the path, whose addresses follow from constants and lie near those of promoted loads, but not those
+/// that `may_change`, by address. Returns the loads added.
 pub(crate) fn promote_operands(
     defs: &Definitions<'_>,
     loads: &[ObservedLoad],
-    is_written: impl Fn(u64) -> bool,
+    may_change: impl Fn(u64) -> bool,
     promoted: &mut FxHashSet<Value>,
-) {
+) -> Vec<ObservedLoad> {
+    let mut added = Vec::new();
     let mut near: BTreeSet<u64> =
         loads.iter().filter(|load| promoted.contains(&load.value)).map(|l| l.address).collect();
     for load in loads {
         let around = load.address.saturating_sub(NEAR)..=load.address.saturating_add(NEAR);
         if promoted.contains(&load.value)
-            || is_written(load.address)
+            || may_change(load.address)
             || near.range(around).next().is_none()
         {
             continue;
@@ -495,8 +522,10 @@ pub(crate) fn promote_operands(
         if inst.args.iter().all(|a| defs.is_known(*a, promoted, &mut budget)) {
             promoted.insert(load.value);
             near.insert(load.address);
+            added.push(*load);
         }
     }
+    added
 }
 
 /// The values that must be assumed so that the targets of `jumps` are constants. A jump whose

@@ -88,6 +88,8 @@ pub struct HeadTable {
     failures: FxHashMap<u64, u32>,
     /// By pc: the factor of the threshold until the head becomes hot once more.
     postponed: FxHashMap<u64, u32>,
+    /// By pc: bit n says that register n was found to change, and does not count as stable.
+    undone: FxHashMap<u64, u16>,
 }
 
 impl HeadTable {
@@ -116,7 +118,7 @@ impl HeadTable {
             }
         }
         sample.gpr = *gpr;
-        let stable = sample.stable;
+        let stable = sample.stable & !self.undone.get(&pc).copied().unwrap_or(0);
         if left > 0 {
             return Heat::Cold;
         }
@@ -172,6 +174,11 @@ impl HeadTable {
         *self.failures.entry(pc).or_default() += 1;
     }
 
+    /// A register of the head at `pc` changes although it seemed to be stable.
+    pub fn undo(&mut self, pc: u64, g: Gpr) {
+        *self.undone.entry(pc).or_default() |= 1 << g.number();
+    }
+
     /// Forgets the failures of the head at `pc`.
     pub fn forgive(&mut self, pc: u64) {
         self.failures.remove(&pc);
@@ -219,6 +226,15 @@ mod tests {
             || (1..).find(|_| heads.count(0x1000, &[0; 16], &policy) != Heat::Cold);
         assert_eq!((executions(), executions()), (Some(30), Some(10)));
         assert!(!heads.is_postponed(0x1000));
+    }
+
+    #[test]
+    fn a_register_that_was_found_to_change_is_not_stable() {
+        let policy = DefaultPolicy { head_threshold: 10, ..DefaultPolicy::default() };
+        let mut heads = HeadTable::default();
+        heads.undo(0x1000, Gpr::all().nth(3).expect("sixteen registers"));
+        let hot = (0..10).map(|_| heads.count(0x1000, &[0; 16], &policy)).last();
+        assert_eq!(hot, Some(Heat::Hot { stable: !8 }));
     }
 
     #[test]

@@ -31,6 +31,7 @@
 //! the version t1 with two assumes is built              build, entry_guards, placement
 //! ```
 
+pub mod assumptions;
 pub mod build;
 pub mod effort;
 mod entry_guards;
@@ -46,10 +47,11 @@ pub mod short_loops;
 pub mod survival;
 pub mod worth;
 
-pub use build::{BuildError, Path, Step, TraceShape};
+pub use assumptions::{Assumption, Place};
+pub use build::{BuildError, Built, Path, Step, TraceShape};
 pub use dynasour_ir::predict::Surroundings;
 pub use effort::{Budget, Effort};
-pub use guests::{DispatchHeads, GuestLoop};
+pub use guests::{DispatchHeads, GuestLoop, Key as GuestKey};
 pub use heads::{HeadTable, Heat};
 pub use placement::Placement;
 pub use policy::{DefaultPolicy, HEAD_THRESHOLD, SpeculationPolicy};

@@ -422,8 +422,14 @@ impl Recorder {
             let dispatch = search.dispatched.map_or(0, |(_, pc)| pc);
             let registers = registers.collect();
             let assumes_operands = heads.assumes_operands(head);
-            let guest =
-                GuestLoop { key: key.clone(), registers, stable, assumes_operands, dispatch };
+            let guest = GuestLoop {
+                key: key.clone(),
+                registers,
+                stable,
+                assumes_operands,
+                undone: heads.undone(head),
+                dispatch,
+            };
             let steps = self.steps.split_off(steps);
             let path = Path {
                 head,

@@ -112,11 +112,7 @@ impl TraceSelector {
     /// would save.
     pub fn new(policy: DefaultPolicy, judge: Option<Judge>) -> TraceSelector {
         TraceSelector {
-            dispatch: DispatchHeads::new(
-                policy.placement.speculate_guest_loops(),
-                judge.is_some(),
-                judge.is_some_and(|judge| judge.raced),
-            ),
+            dispatch: DispatchHeads::new(policy.placement.speculate_guest_loops(), judge.is_some()),
             policy,
             heads: HeadTable::default(),
             active: None,

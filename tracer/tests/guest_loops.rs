@@ -147,7 +147,7 @@ fn the_loop_of_the_program_becomes_a_trace_without_dispatches() {
     let guest = path.guest.as_ref().unwrap();
     assert!(guest.registers.iter().any(|(g, _)| g.number() == 3), "{guest:?}");
     let mut version =
-        build::build(&path, "t1", Context::default(), &DefaultPolicy::default()).unwrap();
+        build::build(&path, "t1", Context::default(), &DefaultPolicy::default()).unwrap().version;
     assert_valid(&version);
     optimise(&mut version, &OptOptions::default());
     assert_valid(&version);
@@ -166,12 +166,13 @@ fn the_loop_of_the_program_becomes_a_trace_without_dispatches() {
 #[test]
 fn operands_are_assumed_until_that_does_not_pay() {
     let mut interpreter = Interpreter::new(&[4, 9, 0, 4, 70, 2, 3]);
-    let (mut heads, head) = (DispatchHeads::new(true, true, true), interpreter.head);
+    let (mut heads, head) = (DispatchHeads::new(true, true), interpreter.head);
     let mut added = |heads: &mut DispatchHeads| {
         let (path, end) = interpreter.record(&mut state(), heads).unwrap();
         assert_eq!(end, EndReason::GuestLoop);
-        let version =
-            build::build(&path, "t1", Context::default(), &DefaultPolicy::default()).unwrap();
+        let version = build::build(&path, "t1", Context::default(), &DefaultPolicy::default())
+            .unwrap()
+            .version;
         assert_valid(&version);
         let constants = version.blocks.last().unwrap().insts.iter().filter(|i| i.op == Op::Add);
         let constants: Vec<u64> = constants.filter_map(|i| i.args[1].as_const()).collect();
@@ -179,6 +180,9 @@ fn operands_are_assumed_until_that_does_not_pay() {
         [9, 70].map(|operand| constants.contains(&operand))
     };
     assert_eq!(added(&mut heads), [true, true]);
+    // One operand has changed: only that is not assumed again.
+    heads.undo(head, &[], [PROGRAM + 1]);
+    assert_eq!(added(&mut heads), [false, true]);
     assert!(heads.assume_less(head));
     assert_eq!(added(&mut heads), [false, false]);
     assert!(!heads.assume_less(head), "it does already");

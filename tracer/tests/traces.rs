@@ -120,7 +120,8 @@ fn check_trace(mut program: Program, head: u64, shape: TraceShape, stable: u16) 
     assert_eq!(path.shape, shape);
     let context = Context { facts: vec![Fact::PrivateMemory] };
     let version = build::build(&path, "t1", context, &DefaultPolicy::default())
-        .expect("the path can be built");
+        .expect("the path can be built")
+        .version;
     assert_valid(&version);
     for n in [5, 0, 1, 2, 3, 9, 40] {
         let checked = check(&mut program, &version, &state(n), &machine(), Limits::default());
@@ -315,7 +316,8 @@ fn a_restartable_instruction_has_an_anchor_at_its_own_pc() {
         runs: None,
     };
     let version = build::build(&path, "t1", Context::default(), &DefaultPolicy::default())
-        .expect("the path is built");
+        .expect("the path is built")
+        .version;
     let restartable = |i: &&Inst| {
         i.native.is_some_and(|n| version.natives[n.index()].effects.contains(Effects::RESTARTABLE))
     };

@@ -415,21 +415,17 @@ impl Dispatcher {
         // It may be that it assumed too much.
         let assumed_less = is_guest_loop && self.selector.traces.dispatch.assume_less(pc);
         let rests = !assumed_less && self.rests.lost(pc, thread_time()) > 0;
-        if !self.machine.is_direct() && !rests {
-            fragments.count_head_again(pc);
-        }
         self.next_race(&mut fragments);
         drop(fragments);
+        if !rests {
+            return self.head_lost_trace(pc);
+        }
         if self.machine.is_direct() {
             let _exclusive = self.machine.pages.exclusive();
             patches::take_back(&(pc..pc + 1));
         }
         let TraceSelector { heads, policy, .. } = &mut self.selector.traces;
-        if rests {
-            heads.give_up(pc, policy);
-        } else {
-            heads.forgive(pc);
-        }
+        heads.give_up(pc, policy);
         self.mark(pc);
     }
 

@@ -20,18 +20,19 @@
 //! interpreter that one starts there.
 
 use super::Dispatcher;
-use super::fragments::{Arrival, Failure, SideRequest, StubWork};
+use super::fragments::{Arrival, Failure, SideRequest, StubWork, Undone};
 use super::select::{
     COPIED_BLOCK, DISPATCH_FRAGMENT, LINEAR_DISPATCH_FRAGMENT, LINEAR_FRAGMENT, LOOP_FRAGMENT,
     NO_FRAGMENT, surroundings,
 };
+use crate::changes::patches;
 use crate::config::{Stage, Tier};
 use crate::memory;
 use crate::observe::profile::{Phase, during};
 use dynasour_emitter::blocks::{CounterId, HeadCounts};
 use dynasour_guest::ThreadContext;
 use dynasour_tracer::{
-    AbortReason, HeadKind, Path, Selected, SpeculationPolicy, TargetKind, worth,
+    AbortReason, HeadKind, Path, Place, Selected, SpeculationPolicy, TargetKind, worth,
 };
 use std::ops::Range;
 
@@ -317,6 +318,10 @@ impl Dispatcher {
     /// be traced.
     pub(super) fn record_side_trace(&mut self, context: &ThreadContext, side: SideRequest) {
         self.arrival = Arrival::WithoutProgress;
+        let undone = self.machine.fragments().and_then(|mut f| f.undo(&side, context));
+        if let Some(undone) = undone {
+            return self.assumptions_undone(&undone);
+        }
         if !self.effort.may_extend() {
             return self.postpone_side_trace(side);
         }
@@ -347,6 +352,36 @@ impl Dispatcher {
                 }
             }
         }
+    }
+
+    /// Assumptions of traces did not hold any more, and they were dropped: the head is to get a trace
+    /// without them.
+    fn assumptions_undone(&mut self, undone: &Undone) {
+        self.machine.log(Stage::Record, || format!("assumptions do not hold: {undone:x?}"));
+        let traces = &mut self.selector.traces;
+        let mut addresses = Vec::new();
+        for place in &undone.places {
+            match *place {
+                Place::Register(g) => traces.heads.undo(undone.head, g),
+                Place::Memory { address, .. } => addresses.push(address),
+            }
+        }
+        traces.dispatch.undo(undone.head, &undone.keys, addresses);
+        if undone.were_all {
+            self.head_lost_trace(undone.head);
+        }
+    }
+
+    /// The head has no trace any more, and may get another one.
+    pub(super) fn head_lost_trace(&mut self, pc: u64) {
+        if self.machine.is_direct() {
+            let _exclusive = self.machine.pages.exclusive();
+            patches::take_back(&(pc..pc + 1));
+        } else if let Some(mut fragments) = self.machine.fragments() {
+            fragments.count_head_again(pc);
+        }
+        self.selector.traces.heads.forgive(pc);
+        self.mark(pc);
     }
 
     /// No side trace is made for an exit now: see [`super::fragments::Fragments::postpone_side_trace`].

@@ -75,6 +75,8 @@ pub struct Stats {
     pub aborts: BTreeMap<String, u64>,
     /// Trace heads that were given up: no further recording is tried there.
     pub blacklisted: u64,
+    /// Assumptions that did not hold any more, so that their traces were dropped.
+    pub undone: u64,
     /// Races between traces and what they replace, in order.
     pub races: Vec<RaceResult>,
     /// The heads at which traces were tried, the hottest first. The list is made for a report.
@@ -283,6 +285,7 @@ impl Stats {
             row(&format!("aborted: {reason}"), count.to_string());
         }
         row("races", self.races.len().to_string());
+        row("assumptions undone", self.undone.to_string());
         row("heads given up", self.blacklisted.to_string());
         row("cache flushes", self.flushes.to_string());
         row("copied blocks removed", self.removed_blocks.to_string());

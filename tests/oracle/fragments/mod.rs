@@ -180,7 +180,7 @@ fn optimised(
     let facts = if random.one_in(4) { Vec::new() } else { vec![Fact::PrivateMemory] };
     let alias_guards = !random.one_in(4);
     let built = match build::build(path, "t", Context { facts }, &DefaultPolicy::default()) {
-        Ok(built) => built,
+        Ok(built) => built.version,
         Err(error) => {
             *tally.refusals.entry(error.to_string()).or_default() += 1;
             return None;

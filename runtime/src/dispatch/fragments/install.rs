@@ -27,7 +27,7 @@ use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
 use dynasour_emitter::{EmitError, EntryState, ExitId};
 use dynasour_ir::opt::OptOptions;
 use dynasour_ir::{Context, Fact, Version};
-use dynasour_tracer::{AbortReason, Path, SpeculationPolicy, TraceShape, build};
+use dynasour_tracer::{AbortReason, Assumption, Built, Path, SpeculationPolicy, TraceShape, build};
 use std::time::Instant;
 
 /// What a trace is compiled for, and under which assumptions.
@@ -47,6 +47,8 @@ pub struct Plan {
     start: Instant,
     /// The time that each part of the compilation has taken.
     pub times: CompileTimes,
+    /// What its version assumes beyond the path.
+    assumptions: Vec<Assumption>,
     /// The text of the version as built, if the ledger of a counting run wants it.
     built: Option<String>,
 }
@@ -124,6 +126,7 @@ impl Fragments {
             generation: self.generation,
             start: Instant::now(),
             times: CompileTimes::default(),
+            assumptions: Vec::new(),
             built: None,
         })
     }
@@ -166,7 +169,8 @@ impl Fragments {
             .emitter
             .fragment(id)
             .map_or(0, |f| (f.hot.end - f.hot.start) + (f.cold.end - f.cold.start));
-        self.lives.add(id, side_exit.map_or(Role::Region(path.head), Role::SideTrace), path, size);
+        let role = side_exit.map_or(Role::Region(path.head), Role::SideTrace);
+        self.lives.add(id, role, path, std::mem::take(&mut plan.assumptions), size);
         match side_exit {
             None => {
                 self.stats.attempts.tried(path.head, Outcome::Made);
@@ -236,7 +240,8 @@ impl Plan {
         let context = Context { facts: self.facts.clone() };
         let building = Instant::now();
         let built = during(Phase::Record, || build::build(path, &self.name, context, policy));
-        let mut version = built.map_err(|e| Failure::Refused(e.0))?;
+        let Built { mut version, assumptions } = built.map_err(|e| Failure::Refused(e.0))?;
+        self.assumptions = assumptions;
         self.times.build = nanoseconds(building);
         self.built =
             config.count.as_ref().filter(|count| count.detail).map(|_| version.to_string());

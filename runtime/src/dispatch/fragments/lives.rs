@@ -25,7 +25,7 @@ use crate::memory;
 use dynasour_emitter::{ExitId, FragmentId};
 use dynasour_guest::decode::Watched;
 use dynasour_guest::space::PAGE;
-use dynasour_tracer::{Path, TraceShape};
+use dynasour_tracer::{Assumption, GuestKey, Path, TraceShape};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
 
@@ -69,6 +69,10 @@ struct Life {
     state: State,
     /// The guest bytes it was made from.
     guest_bytes: Vec<GuestBytes>,
+    /// What it assumes beyond its path.
+    assumptions: Vec<Assumption>,
+    /// The key of a loop of an interpreted program.
+    key: Option<GuestKey>,
     /// Bytes of its native code.
     size: u64,
 }
@@ -95,8 +99,15 @@ pub struct Lives {
 
 impl Lives {
     /// `fragment`, with `size` bytes of code, was made from the blocks of `path`, whose bytes have
-    /// not changed since they were recorded. It is live.
-    pub fn add(&mut self, fragment: FragmentId, role: Role, path: &Path, size: u64) {
+    /// not changed since they were recorded, under these assumptions. It is live.
+    pub fn add(
+        &mut self,
+        fragment: FragmentId,
+        role: Role,
+        path: &Path,
+        assumptions: Vec<Assumption>,
+        size: u64,
+    ) {
         let mut ranges: Vec<(bool, Range<u64>)> = path
             .steps
             .iter()
@@ -126,8 +137,9 @@ impl Lives {
             jumps_indirectly: in_region && path.jumps_indirectly(),
             is_guest_loop: in_region && path.guest.is_some(),
         };
-        let life =
-            Life { role, shape, state: State::Live, guest_bytes: guest_bytes.collect(), size };
+        let key = path.guest.as_ref().map(|guest| guest.key.clone());
+        let guest_bytes = guest_bytes.collect();
+        let life = Life { role, shape, state: State::Live, guest_bytes, assumptions, key, size };
         self.by_fragment.insert(fragment, life);
         for page in pages {
             self.by_page.entry(page).or_default().push(fragment);
@@ -205,6 +217,16 @@ impl Lives {
     /// The role of this fragment; none if it is a stub or was dropped.
     pub fn role(&self, fragment: FragmentId) -> Option<Role> {
         self.by_fragment.get(&fragment).map(|life| life.role)
+    }
+
+    /// What this fragment assumes beyond its path.
+    pub fn assumptions(&self, fragment: FragmentId) -> &[Assumption] {
+        self.by_fragment.get(&fragment).map_or(&[], |life| &life.assumptions)
+    }
+
+    /// The key of this fragment, if it is a loop of an interpreted program.
+    pub fn key(&self, fragment: FragmentId) -> Option<&GuestKey> {
+        self.by_fragment.get(&fragment)?.key.as_ref()
     }
 
     /// The shape of this fragment.

@@ -7,6 +7,7 @@
 //! | [`install`] | a recorded path becomes a fragment |
 //! | [`lives`] | the record of each fragment |
 //! | [`removal`] | guest code has changed |
+//! | [`undo`] | an assumption does not hold any more |
 //! | [`relocation`] | the code cache moves elsewhere |
 //! | [`head_counting`] | counters of heads, and pauses of counting |
 //! | [`chaos`] | guards that are forced to fail |
@@ -52,6 +53,7 @@ mod relocation;
 mod removal;
 mod reporting;
 mod transitions;
+mod undo;
 
 use crate::changes::CodePages;
 use crate::changes::host;
@@ -82,6 +84,7 @@ use thiserror::Error;
 pub use install::Failure;
 pub use removal::Touched;
 pub use transitions::{AfterNative, Arrival, FoundCode, NativeEntry};
+pub use undo::Undone;
 
 /// In [`ThreadContext::unlinked`]: the number is that of a copied block, not of a fragment.
 const BLOCK: u32 = 1 << 31;
