@@ -53,7 +53,7 @@ impl Lower<'_> {
         let block = &self.v.blocks[self.block];
         b as usize == self.block
             && block.insts[i as usize].op == Op::Native
-            && self.cur.iter().all(|m| matches!(m.kind, Kind::Const(_)))
+            && !self.cur.iter().any(|m| m.destroys_flags())
             && block.insts[i as usize + 1..self.pos].iter().all(|between| {
                 between.op.is_pure()
                     && between.def().is_some_and(|d| {

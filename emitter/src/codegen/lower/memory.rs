@@ -212,9 +212,12 @@ impl Lower<'_> {
             }
         }
         if !fits(disp) {
-            let t = self.constant(disp as u64);
+            let (t, rest) = match self.near_base(disp as u64) {
+                Some(near) => near,
+                None => (self.constant(disp as u64), 0),
+            };
             add_register(self, t)?;
-            disp = 0;
+            disp = i64::from(rest);
         }
         Ok(Addr {
             base: push_register(ops, base_reg, base_pinned, constraint),

@@ -20,7 +20,7 @@
 //! [`crate::codegen::lower::operations`] the pure operations, [`crate::codegen::lower::conditions`]
 //! guards and conditions, [`crate::codegen::lower::flags`] flags, [`crate::codegen::lower::memory`]
 //! addresses, loads, stores and original instructions, [`crate::codegen::lower::exits`] trace ends
-//! and records.
+//! and records, [`crate::codegen::lower::bases`] registers for large constants.
 //!
 //! ```text
 //! v2 = load.i64 [v1 + 8]
@@ -28,6 +28,7 @@
 //! assume v3 else a0               jne <the cold code of a0's exit>
 //! ```
 
+mod bases;
 mod conditions;
 mod exits;
 mod flags;
@@ -36,9 +37,10 @@ mod operations;
 mod survey;
 
 use crate::codegen::exit_entry::EntryLocations;
+use crate::codegen::lower::bases::{Bases, is_wide};
 use crate::codegen::lower::survey::{Def, Survey};
 use crate::codegen::mach::{
-    Addr, Kind, MInst, Opnd, Ops, SelectedBlock, Site, SiteDraft, SiteKind, preg, vreg,
+    Addr, AddrReg, Kind, MInst, Opnd, Ops, SelectedBlock, Site, SiteDraft, SiteKind, preg, vreg,
 };
 use crate::codegen::x86::Size;
 use crate::cpu::Cpu;
@@ -124,6 +126,8 @@ pub(crate) struct Lower<'a> {
     pub entry_gpr: [Option<VReg>; 16],
     /// The entry's flags in packed form, if demanded.
     pub entry_flags: Option<VReg>,
+    /// Registers that large constants share.
+    pub bases: Bases,
     /// Records all of whose sites find the entry's flags still in the host's: those need not be
     /// captured for them.
     pub before_flags: Vec<bool>,
@@ -166,6 +170,7 @@ impl<'a> Lower<'a> {
             left_raw: FxHashMap::default(),
             entry_gpr: [None; 16],
             entry_flags: None,
+            bases: Bases::of(v),
             before_flags: Vec::new(),
         })
     }
@@ -311,6 +316,14 @@ impl<'a> Lower<'a> {
         self.emit(Kind::FragmentEntry, ops, None);
         if let Some(flags) = self.entry_flags {
             self.capture_flags(flags);
+        }
+        for (constant, r) in self.bases.used() {
+            self.cur.push(MInst {
+                kind: Kind::Const(constant),
+                ops: smallvec::smallvec![RaOperand::reg_def(r)],
+                clobbers: PRegSet::empty(),
+                site: None,
+            });
         }
         for (r, slot) in slots {
             let field = Opnd::Mem(Addr::context(offset::SCRATCH + 8 * usize::from(slot)));
@@ -470,8 +483,41 @@ impl<'a> Lower<'a> {
         Ok(r)
     }
 
+    /// The register of a base near a constant that has more than 32 bits, and the distance from it.
+    pub fn near_base(&mut self, c: u64) -> Option<(VReg, i32)> {
+        let (base, distance) = self.bases.near(c)?;
+        let next = vreg(self.next_vreg);
+        let register = *base.register.get_or_insert(next);
+        self.next_vreg += usize::from(register == next);
+        Some((register, distance))
+    }
+
+    /// `d := a + distance`, flags untouched.
+    pub fn add_distance(&mut self, d: VReg, a: VReg, distance: i32) {
+        let addr = Addr {
+            base: AddrReg::Op(1),
+            index: AddrReg::None,
+            scale: 1,
+            disp: distance,
+            seg: Register::None,
+        };
+        let operands = smallvec::smallvec![Opnd::Op(0, Size::B8), Opnd::Mem(addr)];
+        let ops = smallvec::smallvec![RaOperand::reg_def(d), RaOperand::reg_use(a)];
+        self.emit(Kind::X86(Code::Lea_r64_m, operands), ops, None);
+    }
+
     /// A constant in a register.
     pub fn constant(&mut self, c: u64) -> VReg {
+        if is_wide(c)
+            && let Some((base, distance)) = self.near_base(c)
+        {
+            if distance == 0 {
+                return base;
+            }
+            let t = self.fresh();
+            self.add_distance(t, base, distance);
+            return t;
+        }
         let t = self.fresh();
         self.emit(Kind::Const(c), smallvec::smallvec![RaOperand::reg_def(t)], None);
         t

@@ -3,6 +3,7 @@
 //! No data of its own: methods of the selector ([`super`]), which belongs to one compilation.
 //! Example: `add.i64 v1, 8` becomes `lea r, [r1 + 8]` if flags are not wanted from it.
 
+use crate::codegen::lower::bases::is_wide;
 use crate::codegen::lower::flags::alu_code;
 use crate::codegen::lower::{Lower, LowerError};
 use crate::codegen::mach::{Addr, AddrReg, Kind, Opnd, Ops, preg};
@@ -176,7 +177,35 @@ impl Lower<'_> {
             self.x86(lea, &[Opnd::Op(0, size), Opnd::Mem(addr)], ops);
             return Ok(());
         }
+        if ty == Ty::I64
+            && let Some(c) = self.survey.resolve(b).as_const().filter(|c| is_wide(*c))
+            && self.bases.near(c).is_none()
+            && let Some((base, distance)) = self.near_base(c.wrapping_neg())
+            && distance != i32::MIN
+        {
+            return self.subtract_base(a, base, distance, d);
+        }
         self.commutative(Alu::Add, ty, a, b, d)
+    }
+
+    /// `d := a - (base + distance)`
+    fn subtract_base(
+        &mut self,
+        a: Operand,
+        base: VReg,
+        distance: i32,
+        d: VReg,
+    ) -> Result<(), LowerError> {
+        let mut from = self.reg(a)?;
+        if distance != 0 {
+            let t = self.fresh();
+            self.add_distance(t, from, -distance);
+            from = t;
+        }
+        let ops = smallvec![Self::reuse(d, 1), RaOperand::reg_use(from), RaOperand::any_use(base)];
+        let base = Opnd::Op(2, Size::B8);
+        self.x86(alu_code(Alu::Sub, Size::B8, &base, false), &[Opnd::Op(0, Size::B8), base], ops);
+        Ok(())
     }
 
     /// Selects `lea` where it does the work of several operations: `a + (b << n)`, with a constant
