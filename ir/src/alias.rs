@@ -14,10 +14,15 @@
 //!
 //! Let D be the difference of two addresses whose terms are exactly these. After the guard, D + k
 //! lies in [N, 2^64). Take an access A of w bytes and an access B of z bytes with A - B = D + s.
-//! They share no byte if and only if `(D + s + w - 1) >= z + w - 1`, unsigned. Let `e = k - (s + w
-//! - 1)`. Then the condition is `((D + k) - e) >= z + w - 1`, and the guard implies it if `0 <= e`
-//! and `e + z + w - 1 <= N`. So one guard serves every slot of the group that it was made for
-//! ([`crate::opt`], pass `alias`).
+//! They share no byte if and only if `(D + s + w - 1) >= z + w - 1`, unsigned. With
+//! `e = k - (s + w - 1)`, modulo 2^64, the condition is `((D + k) - e) >= z + w - 1`, and the guard
+//! implies it if `e + z + w - 1 <= N`, computed without overflow: then the difference does not wrap.
+//! So one guard serves every slot of the group that it was made for ([`crate::opt`], pass `alias`).
+//! N may be almost 2^64: then the guard says that A lies in a gap between slots.
+//!
+//! A guard whose terms are all those of an address says where the address lies: the sum of the terms
+//! is in [N - k, 2^64 - k). Two addresses in ranges that do not overlap need no guard of their
+//! difference.
 //!
 //! **Invariants.** The oracle never assumes that a stack slot and a pointer differ: that takes a
 //! guard. A guard speaks of SSA values, so it holds at every point that it dominates.
@@ -34,6 +39,7 @@ use crate::version::rename;
 use crate::version::{Effects, Inst, Mem, Segment, Version};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use std::cell::RefCell;
 
 /// Values with their coefficients, sorted, none zero.
 pub(crate) type Terms = SmallVec<[(Value, u64); 3]>;
@@ -256,21 +262,53 @@ pub(crate) fn access(version: &Version, inst: &Inst) -> Access {
     }
 }
 
-/// What the passed alias guards imply: for terms with difference D, pairs (k, N) such that D + k
-/// lies in [N, 2^64).
+/// What passed alias guards imply for two addresses with the difference D: pairs (k, N) such that
+/// D + k lies in [N, 2^64).
+type Implied = SmallVec<[(u64, u64); 2]>;
+
+/// The differences of addresses that alias guards speak of, by number, with what passed guards
+/// imply.
 #[derive(Clone, Default)]
-pub(crate) struct Guards(FxHashMap<Terms, SmallVec<[(u64, u64); 2]>>);
+pub(crate) struct Guards {
+    numbers: FxHashMap<Terms, u32>,
+    implied: Vec<Implied>,
+    any: bool,
+    /// The number of the difference of two keys; `None`: they are in different segments.
+    pairs: FxHashMap<(u32, u32), Option<u32>>,
+}
+
+impl Guards {
+    fn number(&mut self, terms: Terms) -> u32 {
+        let next = self.implied.len() as u32;
+        let number = *self.numbers.entry(terms).or_insert(next);
+        if number == next {
+            self.implied.push(Implied::new());
+        }
+        number
+    }
+}
 
 /// The addresses of a version by number, and the alias guards passed so far.
 #[derive(Clone, Default)]
 pub(crate) struct Addresses {
     numbers: FxHashMap<(Option<Segment>, Terms), u32>,
     keys: Vec<(Option<Segment>, Terms)>,
-    /// The alias guards that hold at the current point of the walk.
-    pub guards: Guards,
+    /// The alias guards that hold at the current point of the walk. In a cell because the numbers of
+    /// differences are found when they are first asked for.
+    guards: RefCell<Guards>,
 }
 
 impl Addresses {
+    /// The alias guards that hold at the current point of the walk.
+    pub(crate) fn guards(&self) -> Guards {
+        self.guards.borrow().clone()
+    }
+
+    /// Continues the walk at a point where these guards hold.
+    pub(crate) fn continue_with(&mut self, guards: Guards) {
+        *self.guards.get_mut() = guards;
+    }
+
     /// The location of an access of `size` bytes by `inst`.
     pub(crate) fn locate(&mut self, values: &Values, inst: &Inst, size: u32) -> Option<Location> {
         let mem = inst.mem.as_ref()?;
@@ -299,6 +337,11 @@ impl Addresses {
     /// The terms a location is relative to.
     pub(crate) fn terms(&self, location: &Location) -> &Terms {
         &self.keys[location.key as usize].1
+    }
+
+    /// Is the location in the FS or GS segment?
+    pub(crate) fn has_segment(&self, location: &Location) -> bool {
+        self.keys[location.key as usize].0.is_some()
     }
 
     /// The difference of two addresses, if they are in one address space.
@@ -334,16 +377,50 @@ impl Addresses {
                 forward >= u64::from(a.size) && backward >= u64::from(b.size),
             );
         }
-        !self.guards.0.is_empty() && (self.guarded(a, b) || self.guarded(b, a))
+        let mut guards = self.guards.borrow_mut();
+        guards.any
+            && (self.guarded(&mut guards, a, b)
+                || self.guarded(&mut guards, b, a)
+                || self.apart(&mut guards, a, b))
     }
 
-    fn guarded(&self, a: &Location, b: &Location) -> bool {
-        let Some(difference) = self.difference(a, b) else { return false };
-        let Some(guards) = self.guards.0.get(&difference.terms) else { return false };
+    /// Do the guards say of each of the two where it lies, and are these ranges disjoint?
+    fn apart(&self, guards: &mut Guards, a: &Location, b: &Location) -> bool {
+        let [(seg_a, of_a), (seg_b, of_b)] = [a, b].map(|l| &self.keys[l.key as usize]);
+        if !holds(SideCondition::AliasSegment, seg_a == seg_b) {
+            return false;
+        }
+        let [of_a, of_b] = [of_a, of_b].map(|terms| guards.number(terms.clone()) as usize);
+        // The first byte and the length of all that an access may touch.
+        let range = |(k, n): &(u64, u64), l: &Location| {
+            let from = n.wrapping_sub(*k).wrapping_add(l.offset);
+            Some((from, n.wrapping_neg().checked_add(u64::from(l.size) - 1)?))
+        };
+        let ranges_of_b = || guards.implied[of_b].iter().filter_map(|g| range(g, b));
+        guards.implied[of_a].iter().filter_map(|g| range(g, a)).any(|(from_a, len_a)| {
+            ranges_of_b().any(|(from_b, len_b)| {
+                let distances = [from_b.wrapping_sub(from_a), from_a.wrapping_sub(from_b)];
+                holds(SideCondition::AliasRanges, distances[0] >= len_a && distances[1] >= len_b)
+            })
+        })
+    }
+
+    fn guarded(&self, guards: &mut Guards, a: &Location, b: &Location) -> bool {
+        let number = match guards.pairs.get(&(a.key, b.key)) {
+            Some(number) => *number,
+            None => {
+                let number = self.difference(a, b).map(|d| guards.number(d.terms));
+                guards.pairs.insert((a.key, b.key), number);
+                number
+            }
+        };
+        let Some(number) = number else { return false };
         let (w, z) = (u64::from(a.size), u64::from(b.size));
-        guards.iter().any(|(k, n)| {
-            let e = k.wrapping_sub(difference.offset.wrapping_add(w - 1));
-            e < 1 << 32 && holds(SideCondition::AliasGuardSize, e + z + w - 1 <= *n)
+        let distance = a.offset.wrapping_sub(b.offset);
+        guards.implied[number as usize].iter().any(|(k, n)| {
+            let e = k.wrapping_sub(distance.wrapping_add(w - 1));
+            let least = e.checked_add(z + w - 1);
+            holds(SideCondition::AliasGuardSize, least.is_some_and(|least| least <= *n))
         })
     }
 
@@ -365,7 +442,10 @@ impl Addresses {
         };
         let linear = values.linear(x);
         if !linear.terms.is_empty() {
-            self.guards.0.entry(linear.terms).or_default().push((linear.offset, n));
+            let guards = self.guards.get_mut();
+            guards.any = true;
+            let number = guards.number(linear.terms);
+            guards.implied[number as usize].push((linear.offset, n));
         }
     }
 }
@@ -383,35 +463,68 @@ mod tests {
             addresses.keys.push((None, terms));
         }
         let mut proved = 0;
-        for k in 0..12u64 {
-            for n in 1..24u64 {
-                addresses.guards.0.clear();
-                addresses.guards.0.insert(
-                    SmallVec::from_slice(&[(Value(0), 1)]),
-                    SmallVec::from_slice(&[(k, n)]),
-                );
-                for (s, w, z) in [(0, 4, 4), (0, 8, 1), (3, 1, 8), (u64::MAX - 2, 2, 4), (5, 8, 8)]
-                {
-                    let a = Location { key: 0, offset: s, size: w };
-                    let b = Location { key: 1, offset: 0, size: z };
-                    if !addresses.disjoint(&a, &b) {
+        let bounds = (1..24u64).chain((1..24).map(|gap| 0u64.wrapping_sub(gap)));
+        for (k, n) in (0..12u64).flat_map(|k| bounds.clone().map(move |n| (k, n))) {
+            let mut guards = Guards::default();
+            guards.number(SmallVec::from_slice(&[(Value(0), 1)]));
+            guards.implied[0].push((k, n));
+            guards.any = true;
+            addresses.guards = RefCell::new(guards);
+            for (s, w, z) in [(0, 4, 4), (0, 8, 1), (3, 1, 8), (u64::MAX - 2, 2, 4), (5, 8, 8)] {
+                let a = Location { key: 0, offset: s, size: w };
+                let b = Location { key: 1, offset: 0, size: z };
+                if !addresses.disjoint(&a, &b) {
+                    continue;
+                }
+                proved += 1;
+                for d in -40i64..40 {
+                    if (d as u64).wrapping_add(k) < n {
                         continue;
                     }
-                    proved += 1;
-                    for d in -40i64..40 {
-                        if (d as u64).wrapping_add(k) < n {
-                            continue;
-                        }
-                        let start = d + s as i64;
-                        assert!(
-                            start + i64::from(w) <= 0 || start >= i64::from(z),
-                            "k {k} n {n} s {s} w {w} z {z} d {d}"
-                        );
-                    }
+                    let start = d + s as i64;
+                    assert!(
+                        start + i64::from(w) <= 0 || start >= i64::from(z),
+                        "k {k} n {n} s {s} w {w} z {z} d {d}"
+                    );
                 }
             }
         }
         assert!(proved > 100);
+    }
+
+    /// As above, for two guards that each speak of one address.
+    #[test]
+    fn guards_imply_ranges() {
+        let terms = [0, 1].map(|v| SmallVec::from_slice(&[(Value(v), 1)]));
+        let mut addresses = Addresses::default();
+        terms.iter().for_each(|t| addresses.keys.push((None, t.clone())));
+        let near = |n: u64| (0..n).chain((0..n).map(|i| 0u64.wrapping_sub(i + 1)));
+        let mut proved = 0;
+        for (k, gap, other) in near(6).flat_map(|k| {
+            (1..5u64).flat_map(move |gap| (1..5u64).map(move |other| (k, gap, other)))
+        }) {
+            let mut guards = Guards { any: true, ..Guards::default() };
+            for (t, guard) in terms.iter().zip([(k, gap), (3, other)]) {
+                let number = guards.number(t.clone()) as usize;
+                guards.implied[number].push((guard.0, guard.1.wrapping_neg()));
+            }
+            addresses.guards = RefCell::new(guards);
+            let a = Location { key: 0, offset: 0, size: 2 };
+            let b = Location { key: 1, offset: 1, size: 3 };
+            if !addresses.disjoint(&a, &b) {
+                continue;
+            }
+            proved += 1;
+            let passes = |v: u64, k: u64, gap: u64| v.wrapping_add(k) >= gap.wrapping_neg();
+            for (v, u) in near(20).flat_map(|v| near(20).map(move |u| (v, u))) {
+                if passes(v, k, gap) && passes(u, 3, other) {
+                    let (at, to) = (v, u.wrapping_add(1));
+                    let apart = to.wrapping_sub(at) >= 2 && at.wrapping_sub(to) >= 3;
+                    assert!(apart, "k {k} gap {gap} other {other}: {v} and {u}");
+                }
+            }
+        }
+        assert!(proved > 20, "{proved}");
     }
 
     #[test]

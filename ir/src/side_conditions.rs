@@ -140,6 +140,8 @@ side_conditions! {
     AliasDistance,
     /// alias oracle: a guard's distance is enough for both sizes.
     AliasGuardSize,
+    /// alias oracle: the ranges in which two addresses lie do not overlap.
+    AliasRanges,
 }
 
 /// Does this side condition hold?

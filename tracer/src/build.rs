@@ -49,7 +49,7 @@ use crate::survival::Runs;
 use body::Body;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_guest::lift::class::sets_x87_pointer;
-use dynasour_ir::predict::{Prediction, Registers, value_of};
+use dynasour_ir::predict::{NativeResults, Prediction, Registers, value_of};
 use dynasour_ir::{
     AnchorId, Block, BlockId, Context, Gpr, Inst, Loc, Op, Operand, Term, Value, Version,
 };
@@ -147,6 +147,8 @@ pub struct Built {
     pub version: Version,
     /// What its guards check besides the path, the path's code and the loop's key.
     pub assumptions: Vec<Assumption>,
+    /// What its natives were observed to compute.
+    pub native_results: NativeResults,
 }
 
 /// Builds the trace version `name` of `path` under the assumptions of `context`.
@@ -162,7 +164,8 @@ pub fn build(
 ) -> Result<Built, BuildError> {
     let Some(guest) = &path.guest else {
         let (version, notes) = assemble(path, name, context, policy, &Origins::default())?;
-        return Ok(Built { version, assumptions: notes.registers });
+        let Notes { registers: assumptions, native_results, .. } = notes;
+        return Ok(Built { version, assumptions, native_results });
     };
     let (draft, notes) = assemble(path, name, context.clone(), policy, &Origins::default())?;
     let body = draft.blocks.last().expect("every version has a block");
@@ -196,8 +199,8 @@ pub fn build(
         .filter(|(v, _)| promoted.contains(v))
         .map(|(_, origin)| origin)
         .collect();
-    let (version, _) = assemble(path, name, context, policy, &origins)?;
-    Ok(Built { version, assumptions })
+    let (version, Notes { native_results, .. }) = assemble(path, name, context, policy, &origins)?;
+    Ok(Built { version, assumptions, native_results })
 }
 
 /// The loads of these origins, with the addresses that they were observed to read; and the stores of
@@ -253,6 +256,8 @@ struct Notes {
     origins: Vec<(Value, (usize, usize))>,
     /// The registers that were assumed because they were stable.
     registers: Vec<Assumption>,
+    /// What natives were observed to compute.
+    native_results: NativeResults,
 }
 
 /// Builds the version. It assumes the observed results of the `promoted` instructions.
@@ -293,6 +298,7 @@ fn assemble(
             body.builder.insts = entry_guards;
             let exit = body.path(path)?.expect("a linear path ends in an exit");
             notes.jumps = body.jumps;
+            notes.native_results = body.results;
             let insts = body.builder.insts;
             version.blocks[0].insts = insts;
             version.blocks[0].term = Term::Exit(exit);
@@ -326,6 +332,7 @@ fn assemble(
             let args = written_operands(&written, &body.state);
             notes.jumps = body.jumps;
             notes.origins = body.origins;
+            notes.native_results = body.results;
             let insts = body.builder.insts;
             version.blocks.push(Block { params, insts, term: Term::Jump { to: BlockId(1), args } });
         }

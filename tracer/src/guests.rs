@@ -268,6 +268,10 @@ pub struct GuestLoop {
     pub registers: Vec<(Gpr, u64)>,
     /// Registers that had the same value at each passage of the head: bit n is register n.
     pub stable: u16,
+    /// Registers that had their value at the passages with this key, and no other passages: bit n is
+    /// register n. They tell whether the interpreted program is at the loop's start, also where the
+    /// greens are in memory.
+    pub telling: u16,
     /// Are the operands of the interpreted program assumed, too?
     pub assumes_operands: bool,
     /// The addresses of those that are not, because one had changed.

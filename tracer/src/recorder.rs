@@ -36,8 +36,8 @@ use crate::guests::{self, DispatchHeads, Green, GuestLoop, Key};
 use crate::policy::SpeculationPolicy;
 use crate::short_loops;
 use dynasour_guest::lift::LiftedBlock;
-use dynasour_ir::predict::{Prediction, Registers, Surroundings, predict};
-use dynasour_ir::{GuestTerm, Term};
+use dynasour_ir::predict::{NativeResults, Prediction, Registers, Surroundings, predict};
+use dynasour_ir::{GuestTerm, Loc, Op, Operand, Term};
 use std::rc::Rc;
 
 /// Why a recording produced no trace.
@@ -251,6 +251,11 @@ impl Recorder {
         }
     }
 
+    /// The recording goes on until it comes to a loop of an interpreted program that starts at `head`.
+    pub fn return_to(&mut self, head: u64, heads: &DispatchHeads) {
+        self.search = Some(Search::new(head, true, heads));
+    }
+
     /// The pc where the recording started.
     pub fn head(&self) -> u64 {
         self.head
@@ -383,7 +388,25 @@ impl Recorder {
     /// block's values are predicted.
     pub fn prepare(&mut self, block: &LiftedBlock, around: &Surroundings<'_>) {
         if self.search.is_some() {
-            self.observation = Some(predict(&block.version, around));
+            self.note_results(around);
+            self.observation = Some(predict(&block.version, around, &NativeResults::default()));
+        }
+    }
+
+    /// The last block has been executed, and this is the state after it: notes the values in registers
+    /// that were not predicted, such as results of natives.
+    fn note_results(&mut self, around: &Surroundings<'_>) {
+        let Some(Step { block, observed: Some(observed), .. }) = self.steps.last_mut() else {
+            return;
+        };
+        let mut seen = 0u16;
+        for inst in block.version.blocks[0].insts.iter().rev() {
+            if let (Op::Put(Loc::Gpr(g)), Some(Operand::Value(v))) = (inst.op, inst.args.first())
+                && seen & 1 << g.number() == 0
+            {
+                seen |= 1 << g.number();
+                observed[v.index()].get_or_insert(around.gpr[g.number()]);
+            }
         }
     }
 
@@ -394,10 +417,14 @@ impl Recorder {
         heads: &mut DispatchHeads,
         around: &Surroundings<'_>,
     ) -> Recording {
+        self.note_results(around);
         let Some(search) = &mut self.search else { return Recording::Continue };
         let head = search.head;
         let key = heads.key(head, around);
         if key.as_ref().is_some_and(|k| heads.knows(head, k)) {
+            if self.instructions > GUEST_LIMIT {
+                return self.end_search();
+            }
             return self.finish(TraceShape::Linear, EndReason::DispatchHead);
         }
         let earlier = search.passages.iter().rposition(|p| p.key.is_some() && p.key == key);
@@ -414,6 +441,13 @@ impl Recorder {
                 (0..16).filter(|&g| p.gpr[g] != around.gpr[g]).fold(0, |set, g| set | 1 << g)
             };
             let stable = !search.passages.iter().map(differing).fold(0u16, |set, d| set | d);
+            let telling = |p: &Passage| {
+                let is_here = p.key.as_ref() == Some(key);
+                let tells = |g: &usize| (p.gpr[*g] == around.gpr[*g]) == is_here;
+                (0..16).filter(tells).fold(0u16, |set, g| set | 1 << g)
+            };
+            let with_key = search.passages.iter().filter(|p| p.key.is_some());
+            let telling = with_key.map(telling).fold(u16::MAX, |all, set| all & set);
             let registers =
                 heads.greens(head).iter().zip(key).filter_map(|(green, value)| match green {
                     Green::Register(g) => Some((*g, *value)),
@@ -426,6 +460,7 @@ impl Recorder {
                 key: key.clone(),
                 registers,
                 stable,
+                telling,
                 assumes_operands,
                 undone: heads.undone(head),
                 dispatch,
@@ -522,7 +557,10 @@ impl Recorder {
         let near = self.instructions - instructions <= MOST_AFTER_BACKWARD;
         match (transfer, target) {
             (Transfer::Jump { .. }, TargetKind::Loop) => {}
-            (Transfer::Jump { backward: false }, TargetKind::Ordinary) if near => {
+            (Transfer::Jump { .. } | Transfer::Return, TargetKind::Dispatch) => {}
+            (Transfer::Jump { backward: false } | Transfer::Return, TargetKind::Ordinary)
+                if near =>
+            {
                 return Recording::Continue;
             }
             _ => self.steps.truncate(steps),

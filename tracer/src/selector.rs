@@ -147,6 +147,16 @@ impl TraceSelector {
         self.judges_path = false;
     }
 
+    /// If loops of an interpreted program start at `head`, the path that is being recorded goes on
+    /// until it comes to one of them.
+    pub fn return_to(&mut self, head: Option<u64>) {
+        if let (Some(head), Some(active)) = (head, &mut self.active)
+            && self.dispatch.has_loops(head)
+        {
+            active.recorder.return_to(head, &self.dispatch);
+        }
+    }
+
     /// Nanoseconds since the last recording began.
     pub fn recording_nanoseconds(&self) -> u64 {
         self.started.elapsed().as_nanos() as u64

@@ -87,9 +87,6 @@ pub struct Judge {
     /// Do traces replace the guest's own code, where it stands? Otherwise they replace copied
     /// blocks.
     pub in_place: bool,
-    /// Do traces race with what they replace? Then loops of interpreted programs may assume operands
-    /// ([`crate::guests::DispatchHeads`]).
-    pub raced: bool,
 }
 
 impl Judge {

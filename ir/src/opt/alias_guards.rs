@@ -14,49 +14,29 @@
 //! store.i64 [v3], v7 !a3     store.i64 [v3], v7 !a3
 //! ```
 //!
-//! [`crate::alias`] has the arithmetic. A *group* holds slots at constant distances from one
-//! loop-invariant address, without a gap in which an array could lie. A *span* holds accesses close
-//! to each other through one pointer, loads too; one guard before the first access of a span serves
-//! all of them, so that stores to the group can sink past the span.
+//! [`crate::alias`] has the arithmetic, [`super::alias_plan`] says what is guarded: *groups* of
+//! slots, whose address does not change in the loop, against *spans* of accesses through other
+//! pointers. One guard before the first access of a span serves all of them.
 //!
 //! A guard that would fail in the state in which the version will be entered ([`crate::predict`]) is
 //! not made: the two do alias.
 //!
-//! What pays: a guard whose address does not change in the loop costs nothing, because value
-//! numbering removes it against its copy in the peeled iteration. Any other guard costs an
-//! addition, a comparison and a never-taken branch in each iteration. So the pass makes at most as
-//! many of these for a group as the loop has loads from the group.
+//! A guard whose addresses do not change in the loop is made before it, if they are known there:
+//! then it holds in the loop, too.
 //!
 //! Invariants: `private_memory` holds, and the version is a loop ([`super::shape`]). The pass keeps
 //! no data between runs; the caller owns the version, no lock.
 
 use super::OptOptions;
+use super::alias_plan::{Forbidden, Plan};
 use super::shape::{BODY, ENTRY, Shape, normalise};
-use crate::alias::{Access, Addresses, Linear, Location, Values, access};
+use crate::alias::{Addresses, Linear, Location, Values};
 use crate::defs::Defs;
 use crate::op::Op;
 use crate::predict::{Prediction, predict, value_of};
-use crate::types::{Operand, Ty, Value};
+use crate::types::{Operand, Ty};
 use crate::version::{Inst, Version};
 use rustc_hash::FxHashSet;
-
-/// Slots further apart than this, in bytes, belong to different groups (guess: a larger gap may
-/// hold an array, whose stores would then fail the guard).
-const MAX_GAP: u64 = 16;
-/// Longest span in bytes (guess: a longer one fails its guard more often).
-const MAX_SPAN: u32 = 64;
-/// Most groups of a loop that get guards (guess: each group costs guards at each span).
-const MAX_GROUPS: usize = 3;
-/// Most guards for one group whose address varies in the loop (guess: they run in each iteration).
-const MAX_VARYING: usize = 4;
-
-/// Adjacent slots of one key, and what the loop does with them.
-#[derive(Clone, Copy)]
-struct Group {
-    /// The range from the first slot to the end of the last.
-    range: Location,
-    loads: usize,
-}
 
 /// Runs the pass; returns how many guards it added.
 pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
@@ -68,197 +48,97 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
     }
     let defs = Defs::of(version);
     let mut addresses = Addresses::default();
-    let groups = worthwhile(version, &defs, &mut addresses);
-    if groups.is_empty() {
+    // Values that the pass adds are not needed: guards compute them from others.
+    let predicted = options
+        .entry
+        .as_ref()
+        .map_or_else(Vec::new, |entry| predict(version, entry, &options.native_results));
+    let plan = Plan::new(version, &defs, &mut addresses, &predicted);
+    if plan.groups.is_empty() {
         return 0;
     }
-    // Values that the pass adds are not needed: guards compute them from others.
-    let predicted = options.entry.as_ref().map_or_else(Vec::new, |entry| predict(version, entry));
-    protect(version, ENTRY, &groups, &predicted, &mut addresses)
-        + protect(version, BODY, &groups, &predicted, &mut addresses)
+    let mut pass = Pass { plan, defs, addresses, predicted, made: FxHashSet::default(), added: 0 };
+    let mut defined = Vec::new();
+    for block in [ENTRY, BODY] {
+        pass.protect(version, block, &mut defined);
+    }
+    pass.added
 }
 
-/// One access of a block.
-struct BlockAccess {
-    location: Location,
-    /// Index of the instruction in the block.
-    at: usize,
-    write: bool,
-    load: bool,
+struct Pass {
+    plan: Plan,
+    defs: Defs,
+    addresses: Addresses,
+    predicted: Prediction,
+    /// Spans and groups whose guards have been made, or cannot.
+    made: FxHashSet<(usize, usize)>,
+    added: usize,
 }
 
-/// The accesses of a block with a known extent, in order. The flag is true if there is no write of
-/// unknown extent and no barrier.
-fn accesses(
-    version: &Version,
-    block: usize,
-    defs: &Defs,
-    addresses: &mut Addresses,
-) -> (Vec<BlockAccess>, bool) {
-    let values = Values { defs, replaced: &[] };
-    let (mut list, mut complete) = (Vec::new(), true);
-    for (at, inst) in version.blocks[block].insts.iter().enumerate() {
-        let (size, write) = match access(version, inst) {
-            Access::None | Access::ReadUnknown => continue,
-            Access::Barrier => {
-                complete = false;
+impl Pass {
+    /// Puts the guards before the accesses of a block. `defined` says by number which values are
+    /// defined.
+    fn protect(&mut self, version: &mut Version, block: usize, defined: &mut Vec<bool>) {
+        let insts = std::mem::take(&mut version.blocks[block].insts);
+        defined.resize(version.types.len(), false);
+        version.blocks[block].params.iter().for_each(|v| defined[v.index()] = true);
+        let mut out = Vec::with_capacity(insts.len());
+        for (at, inst) in insts.into_iter().enumerate() {
+            if let Some(span) = self.plan.span(block, at).filter(|s| self.plan.wants(*s))
+                && inst.anchor.is_some()
+            {
+                for group in 0..self.plan.groups.len() {
+                    if !self.made.contains(&(span, group)) {
+                        self.guard(version, span, group, &inst, defined, &mut out);
+                    }
+                }
+            }
+            if inst.op == Op::Assume {
+                self.learn(inst.args[0]);
+            }
+            inst.defs.iter().for_each(|v| defined[v.index()] = true);
+            out.push(inst);
+        }
+        version.blocks[block].insts = out;
+    }
+
+    /// Guards a span against a group before the access `inst`.
+    fn guard(
+        &mut self,
+        version: &mut Version,
+        span: usize,
+        group: usize,
+        inst: &Inst,
+        defined: &[bool],
+        out: &mut Vec<Inst>,
+    ) {
+        let range = self.plan.spans[span].range;
+        let forbidden = self.plan.forbidden(span, &self.plan.groups[group], &self.addresses);
+        for forbidden in forbidden {
+            let Some(misses) = Misses::new(&self.addresses, &range, &forbidden) else { continue };
+            if misses.holds(&self.predicted) == Some(false) {
                 continue;
             }
-            Access::Read(size) => (size, false),
-            Access::Write(size) => (size, true),
-        };
-        match addresses.locate(&values, inst, size) {
-            Some(location) => {
-                list.push(BlockAccess { location, at, write, load: inst.op == Op::Load })
+            if !misses.sum.terms.iter().all(|(v, _)| defined[v.index()]) {
+                // The values from which the group's address is computed are defined after this
+                // access: perhaps before a later one.
+                return;
             }
-            None => complete = false,
+            let before = out.len();
+            let predicate = misses.emit(version, out);
+            out[before..].iter().for_each(|i| self.defs.note(i));
+            let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
+            assume.anchor = inst.anchor;
+            out.push(assume);
+            self.learn(predicate);
+            self.added += 1;
         }
+        self.made.insert((span, group));
     }
-    (list, complete)
-}
 
-/// Accesses through one pointer, close to each other; at least one is a store.
-struct Span {
-    range: Location,
-    /// Index of the first access in the block.
-    first: usize,
-    write: bool,
-}
-
-fn spans(accesses: &[BlockAccess]) -> Vec<Span> {
-    let mut sorted: Vec<&BlockAccess> = accesses.iter().collect();
-    sorted.sort_by_key(|p| (p.location.key, p.location.offset as i64));
-    let mut spans: Vec<Span> = Vec::new();
-    for BlockAccess { location, at, write, .. } in sorted {
-        if let Some(last) = spans.last_mut()
-            && let Some(size) = joined(&last.range, location)
-            && size <= MAX_SPAN
-        {
-            last.range.size = size;
-            last.first = last.first.min(*at);
-            last.write |= write;
-            continue;
-        }
-        spans.push(Span { range: *location, first: *at, write: *write });
+    fn learn(&mut self, predicate: Operand) {
+        self.addresses.learn(&Values { defs: &self.defs, replaced: &[] }, predicate);
     }
-    spans.retain(|s| s.write);
-    spans
-}
-
-/// The size of a range extended to a later location of the same key, if the gap between them is at
-/// most [`MAX_GAP`].
-fn joined(range: &Location, next: &Location) -> Option<u32> {
-    let start = next.offset.wrapping_sub(range.offset);
-    let close = range.key == next.key && start <= u64::from(range.size) + MAX_GAP;
-    close.then(|| range.size.max((start + u64::from(next.size)) as u32))
-}
-
-/// The groups for which the guards pay.
-fn worthwhile(version: &Version, defs: &Defs, addresses: &mut Addresses) -> Vec<Group> {
-    let (body, true) = accesses(version, BODY, defs, addresses) else { return Vec::new() };
-    let block = &version.blocks[BODY];
-    let mut varies = vec![false; version.types.len()];
-    block
-        .params
-        .iter()
-        .chain(block.insts.iter().flat_map(|i| &i.defs))
-        .for_each(|v| varies[v.index()] = true);
-    let steady = |l: &Location| addresses.terms(l).iter().all(|(v, _)| !varies[v.index()]);
-
-    let mut slots: Vec<&BlockAccess> = body.iter().filter(|p| steady(&p.location)).collect();
-    slots.sort_by_key(|p| (p.location.key, p.location.offset as i64));
-    let mut groups: Vec<Group> = Vec::new();
-    for slot in slots {
-        let loads = usize::from(slot.load);
-        if let Some(last) = groups.last_mut()
-            && let Some(size) = joined(&last.range, &slot.location)
-        {
-            last.range.size = size;
-            last.loads += loads;
-            continue;
-        }
-        groups.push(Group { range: slot.location, loads });
-    }
-    // A guard pays if the loop loads from the group and a span may overwrite it.
-    let spans = spans(&body);
-    groups.retain(|group| {
-        let spoils =
-            |l: &Location| l.key != group.range.key && !addresses.disjoint(l, &group.range);
-        let spoilers = || spans.iter().filter(|s| spoils(&s.range));
-        let varying = spoilers().filter(|s| !steady(&s.range)).count();
-        let possible = spoilers().all(|s| addresses.difference(&s.range, &group.range).is_some());
-        group.loads > 0
-            && spoilers().count() > 0
-            && possible
-            && varying <= group.loads.min(MAX_VARYING)
-    });
-    groups.sort_by_key(|g| std::cmp::Reverse(g.loads));
-    groups.truncate(MAX_GROUPS);
-    groups
-}
-
-/// Puts the guards before the spans of a block. Returns the number of guards.
-fn protect(
-    version: &mut Version,
-    block: usize,
-    groups: &[Group],
-    predicted: &Prediction,
-    addresses: &mut Addresses,
-) -> usize {
-    let mut added = 0;
-    let mut defs = Defs::of(version);
-    let spans = spans(&accesses(version, block, &defs, addresses).0);
-    let insts = std::mem::take(&mut version.blocks[block].insts);
-    let mut out = Vec::with_capacity(insts.len());
-    for (at, inst) in insts.into_iter().enumerate() {
-        for span in spans.iter().filter(|s| s.first == at) {
-            let Some(anchor) = inst.anchor else { continue };
-            for group in groups {
-                if group.range.key == span.range.key
-                    || addresses.disjoint(&span.range, &group.range)
-                {
-                    continue;
-                }
-                let before = out.len();
-                let Some(misses) = Misses::new(addresses, &span.range, group) else { continue };
-                if misses.holds(predicted) == Some(false) {
-                    continue;
-                }
-                let predicate = misses.emit(version, &mut out);
-                if !is_defined(version, block, &out, before) {
-                    // The values from which the group's address is computed are defined after this
-                    // access: no guard.
-                    out.truncate(before);
-                    continue;
-                }
-                out[before..].iter().for_each(|i| defs.note(i));
-                let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
-                assume.anchor = Some(anchor);
-                out.push(assume);
-                addresses.learn(&Values { defs: &defs, replaced: &[] }, predicate);
-                added += 1;
-            }
-        }
-        if inst.op == Op::Assume {
-            addresses.learn(&Values { defs: &defs, replaced: &[] }, inst.args[0]);
-        }
-        out.push(inst);
-    }
-    version.blocks[block].insts = out;
-    added
-}
-
-/// Is every operand of `out[from..]` defined before its use, in this block or an earlier one?
-fn is_defined(version: &Version, block: usize, out: &[Inst], from: usize) -> bool {
-    let earlier = version.blocks[..block].iter().flat_map(|b| &b.insts).chain(out);
-    let params = version.blocks[..=block].iter().flat_map(|b| b.params.iter().copied());
-    let defined: FxHashSet<Value> =
-        earlier.flat_map(|i| i.defs.iter().copied()).chain(params).collect();
-    out[from..]
-        .iter()
-        .flat_map(|i| &i.args)
-        .filter_map(|a| a.as_value())
-        .all(|v| defined.contains(&v))
 }
 
 /// The predicate "an access misses a group": `least <= sum`, unsigned.
@@ -268,15 +148,16 @@ struct Misses {
 }
 
 impl Misses {
-    /// For the access at `location`. None if the two addresses cannot be compared, or need not.
-    fn new(addresses: &Addresses, location: &Location, group: &Group) -> Option<Misses> {
-        let mut sum = addresses.difference(location, &group.range)?;
+    /// For the access at `location`. None if the two addresses cannot be compared, or need not, or
+    /// if the access is longer than the bytes that are left.
+    fn new(addresses: &Addresses, location: &Location, forbidden: &Forbidden) -> Option<Misses> {
+        let mut sum = addresses.difference(location, &forbidden.start)?;
         if sum.terms.is_empty() {
             return None;
         }
         let w = u64::from(location.size) - 1;
         sum.offset = sum.offset.wrapping_add(w);
-        Some(Misses { least: u64::from(group.range.size) + w, sum })
+        Some(Misses { least: forbidden.size.checked_add(w)?, sum })
     }
 
     /// Does it hold with these values? None if that is not known.

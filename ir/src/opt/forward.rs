@@ -39,9 +39,9 @@ use crate::version::{Inst, Term, Version};
 
 /// Most slots in the table (guess). The oldest slot is dropped for a new one; fewer lose loads,
 /// more cost time.
-const MAX_SLOTS: usize = 48;
+const MAX_SLOTS: usize = 384;
 /// Most slots that become parameters of a loop (guess: each costs a register or a spill slot).
-const MAX_CARRIED: usize = 24;
+const MAX_CARRIED: usize = 256;
 /// Walks of the body before the assumption about the loop is given up (guess: each walk costs the
 /// time of a pass).
 const MAX_ROUNDS: usize = 6;

@@ -55,6 +55,7 @@
 
 mod address;
 mod alias_guards;
+mod alias_plan;
 mod bounds;
 mod closed_form;
 mod conditions;
@@ -97,7 +98,7 @@ pub use inline::{InlineError, inline};
 pub use shape::{Shape, normalise};
 pub use speculation::{Assumption, resume, specialise};
 
-use crate::predict::Surroundings;
+use crate::predict::{NativeResults, Surroundings};
 use crate::version::Version;
 use std::time::{Duration, Instant};
 
@@ -124,6 +125,8 @@ pub struct OptOptions<'a> {
     /// The state in which the version will probably be entered: guards that would fail in it are
     /// not added.
     pub entry: Option<Surroundings<'a>>,
+    /// What natives have computed in the path.
+    pub native_results: NativeResults,
     /// May `delay` move guards down past instructions that may fault on the guard's anchor? Then an
     /// access that the guard was to prevent may fault. That is right, because the fault takes the
     /// same anchor, but dearer than a guard that fails.
@@ -140,6 +143,7 @@ impl Default for OptOptions<'_> {
             chain_width: 4,
             alias_guards: true,
             entry: None,
+            native_results: NativeResults::default(),
             delay_past_faults: true,
         }
     }

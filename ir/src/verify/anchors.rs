@@ -191,8 +191,9 @@ impl Checker<'_> {
         let mut at_end: Vec<Guards> = vec![Guards::default(); version.blocks.len()];
         for block in &cfg.order {
             let body = &version.blocks[block.index()];
-            addresses.guards =
-                cfg.parent(*block).map_or_else(Guards::default, |p| at_end[p.index()].clone());
+            let parent = cfg.parent(*block);
+            addresses
+                .continue_with(parent.map_or_else(Guards::default, |p| at_end[p.index()].clone()));
             let mut found = Vec::new();
             reach.walk(*block, |point, in_reach| {
                 let Some(inst) = body.insts.get(point.inst) else { return };
@@ -210,7 +211,7 @@ impl Checker<'_> {
                     addresses.learn(&values, inst.args[0]);
                 }
             });
-            at_end[block.index()] = addresses.guards.clone();
+            at_end[block.index()] = addresses.guards();
             for (point, what) in found {
                 self.error(Rule::Deferred, Where::Point(point), what);
             }

@@ -16,7 +16,7 @@
 use super::{BuildError, Origins, Path, State, Step, TraceShape, base_insts, varmap};
 use crate::placement::BranchAnchor;
 use crate::recorder::AbortReason;
-use dynasour_ir::predict::Prediction;
+use dynasour_ir::predict::{NativeResults, Prediction};
 use dynasour_ir::{
     Anchor, AnchorId, Builder, Effects, Gpr, GuestTerm, Inst, Loc, Mem, NativeId, Op, Operand,
     Term, Ty, Value, Version,
@@ -48,6 +48,8 @@ pub(super) struct Body<'v, 'w> {
     pub jumps: Vec<(Operand, usize)>,
     /// See [`super::Notes::origins`].
     pub origins: Vec<(Value, (usize, usize))>,
+    /// What natives were observed to compute.
+    pub results: NativeResults,
     /// The anchor to which guards of branches fall back.
     pub branch_anchor: BranchAnchor,
 }
@@ -73,6 +75,7 @@ impl<'v, 'w> Body<'v, 'w> {
             promoted,
             jumps: Vec::new(),
             origins: Vec::new(),
+            results: NativeResults::default(),
             branch_anchor: BranchAnchor::Own,
         }
     }
@@ -211,6 +214,7 @@ impl<'v, 'w> Body<'v, 'w> {
                 _ => {
                     self.instruction(base, inst, &mut map, translate)?;
                     if let Some(observed) = &step.observed {
+                        self.note_results(inst, observed);
                         self.promote(inst, index, observed, &mut map)?;
                     }
                 }
@@ -220,6 +224,16 @@ impl<'v, 'w> Body<'v, 'w> {
             unreachable!("base blocks end in guest control flow")
         };
         self.terminator(term, step.next, ends, |o| translate(&map, o))
+    }
+
+    /// Notes what a native, which has just been added, was observed to compute.
+    fn note_results(&mut self, inst: &Inst, observed: &Prediction) {
+        let Some(number) = self.builder.version.natives.len().checked_sub(1) else { return };
+        if inst.native.is_some() {
+            let results = inst.defs.iter().enumerate();
+            self.results
+                .extend(results.filter_map(|(n, v)| Some(((number, n), observed[v.index()]?))));
+        }
     }
 
     /// Notes an observed value; if it is to be promoted, assumes that the value is the observed

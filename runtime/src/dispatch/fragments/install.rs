@@ -30,6 +30,10 @@ use dynasour_ir::{Context, Fact, Version};
 use dynasour_tracer::{AbortReason, Assumption, Built, Path, SpeculationPolicy, TraceShape, build};
 use std::time::Instant;
 
+/// Loops of interpreted programs with more IR instructions than this are not peeled (guess: the copy
+/// doubles the time to compile them; without it nothing that does not change leaves the loop).
+const MOST_PEELED_OF_GUEST_LOOPS: usize = 6000;
+
 /// What a trace is compiled for, and under which assumptions.
 pub struct Plan {
     name: String,
@@ -240,7 +244,8 @@ impl Plan {
         let context = Context { facts: self.facts.clone() };
         let building = Instant::now();
         let built = during(Phase::Record, || build::build(path, &self.name, context, policy));
-        let Built { mut version, assumptions } = built.map_err(|e| Failure::Refused(e.0))?;
+        let Built { mut version, assumptions, native_results } =
+            built.map_err(|e| Failure::Refused(e.0))?;
         self.assumptions = assumptions;
         self.times.build = nanoseconds(building);
         self.built =
@@ -250,7 +255,19 @@ impl Plan {
         let (passes, skip) = (config.passes.clone(), config.skip_passes.clone());
         let read = &memory::read_word;
         let entry = Some(path.entry.with(read));
-        let options = OptOptions { passes, skip, alias_guards, entry, ..OptOptions::default() };
+        let peel_limit = match path.guest {
+            Some(_) => MOST_PEELED_OF_GUEST_LOOPS,
+            None => OptOptions::default().peel_limit,
+        };
+        let options = OptOptions {
+            passes,
+            skip,
+            peel_limit,
+            alias_guards,
+            entry,
+            native_results,
+            ..OptOptions::default()
+        };
         let optimising = Instant::now();
         during(Phase::Optimise, || policy.placement().optimise(&mut version, &options));
         self.times.optimise = nanoseconds(optimising);

@@ -34,6 +34,7 @@ use crate::observe::stats::RaceResult;
 use dynasour_emitter::codegen::Request;
 use dynasour_emitter::{EmitError, ExitId, FragmentId, StartKey, can_tell_start};
 use dynasour_guest::decode::Fetch;
+use dynasour_ir::Gpr;
 use dynasour_tracer::Path;
 use dynasour_tracer::race::{Judgement, Side};
 use rustc_hash::FxHashMap;
@@ -128,9 +129,11 @@ impl Races {
 /// it, each passage of the head counts. Returns the register and the number of starts of an iteration.
 fn start_key(path: &Path) -> (Option<StartKey>, i32) {
     let Some(guest) = &path.guest else { return (None, 1) };
-    let tells = |(g, _): &&StartKey| guest.stable & 1 << g.number() == 0 && can_tell_start(*g);
-    match guest.registers.iter().find(tells) {
-        Some(key) => (Some(*key), 1),
+    let tells = |(g, _): &StartKey| guest.telling & 1 << g.number() != 0 && can_tell_start(*g);
+    let greens = guest.registers.iter().copied();
+    let others = Gpr::all().map(|g| (g, path.entry.gpr[g.number()]));
+    match greens.chain(others).find(tells) {
+        Some(key) => (Some(key), 1),
         None => {
             let passages = path.steps.iter().filter(|step| step.block.pc == path.head).count();
             (None, i32::try_from(passages).unwrap_or(i32::MAX))
