@@ -210,10 +210,10 @@ pub struct RunArgs {
     /// traces), direct (where it stands; hot traces are patched into it)
     #[arg(long, default_value_t = Tier::default(), value_name = "TIER")]
     tier: Tier,
-    /// Executions of a trace head before it is compiled [default: 1000 in dynamo, 25000 in full;
-    /// in direct, 200 at samples].
-    /// With the default, only traces are kept that promise to be faster than copied blocks. With N
-    /// (in full: below 25000) all traces are kept, and dynamo copies no blocks
+    /// Executions of a trace head before it is compiled [default: 1000 in dynamo; in full and
+    /// direct, 200 at samples]. With the default, only traces are kept that promise to be faster
+    /// than copied blocks. With N, full counts all executions and does not sample; with N (in full:
+    /// below 25000) all traces are kept, and dynamo copies no blocks
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     threshold: Option<u32>,
     /// Size of the code cache in bytes; suffixes K and M
@@ -237,13 +237,14 @@ pub struct RunArgs {
     /// numbers)
     #[arg(long, value_name = "1/N[,SEED]")]
     chaos: Option<Chaos>,
-    /// With --tier direct: when a thread is sampled, to find what is hot: hz=N (N times in a second
+    /// With --tier full without --threshold or --chaos, or direct: when a thread is sampled, to find
+    /// what is hot: hz=N (N times in a second
     /// of its processor time), timer=N (the same by signals of timers, as where perf_event_open is
     /// not allowed), every=N (each Nth time that it comes to the runtime, which does not depend on
     /// time), or real=N (N times in a second of real time, for tests)
     #[arg(long, default_value_t = Sampling::default(), value_name = "WHEN")]
     sample: Sampling,
-    /// With --tier direct: short for --sample hz=N
+    /// Short for --sample hz=N
     #[arg(long, value_name = "N", conflicts_with = "sample",
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
     sample_hz: Option<u32>,
@@ -335,12 +336,15 @@ impl RunArgs {
     /// An option that the user has given and the tier does not have.
     fn option_without_meaning(&self) -> Option<&'static str> {
         let is_direct = self.tier == Tier::Direct;
+        let by_events = matches!(self.sample, Sampling::Hz(_) | Sampling::Every(_));
+        let counts = self.threshold.is_some() || self.chaos.is_some();
+        let is_sampled = is_direct || self.tier == Tier::Full && !counts && by_events;
         let given = [
             // `direct` copies no blocks.
             (is_direct && self.returns != Returns::Auto, "--returns"),
             (is_direct && self.entry_check.is_some(), "--entry-check"),
-            (!is_direct && self.sample != Sampling::default(), "--sample"),
-            (!is_direct && self.sample_hz.is_some(), "--sample-hz"),
+            (!is_sampled && self.sample != Sampling::default(), "--sample"),
+            (!is_sampled && self.sample_hz.is_some(), "--sample-hz"),
             (!is_direct && self.no_traces, "--no-traces"),
             (
                 !matches!(self.tier, Tier::Direct | Tier::Full) && self.race != RaceMode::default(),
@@ -430,7 +434,7 @@ impl RunArgs {
             chaos: self.chaos,
             sampling,
             race: self.race,
-            traces_in_place: self.tier == Tier::Direct && !self.no_traces,
+            samples: self.tier == Tier::Direct && !self.no_traces,
             log: self.log.into_iter().collect::<BTreeSet<_>>(),
             passes: self.passes,
             skip_passes: self.skip_pass,

@@ -100,6 +100,8 @@ pub struct ThreadContext {
     pub in_place_rip: AtomicU64,
     /// The flags that the guest had when it was left and that the host must not have.
     pub in_place_flags: AtomicU64,
+    /// Nonzero if the thread was sampled in native code since the runtime has looked.
+    pub sampled: AtomicU64,
     /// Short-lived save slots of stubs.
     pub stub_save: [u64; 8],
     /// While a fragment runs: 0 if the guest's extended state is in the processor, 1 if it is still

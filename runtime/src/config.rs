@@ -350,8 +350,9 @@ pub struct RunConfig {
     pub sampling: Sampling,
     /// How traces race with what they replace.
     pub race: RaceMode,
-    /// Are traces made of guest code in place?
-    pub traces_in_place: bool,
+    /// Are threads sampled, to find what is hot? If not, code in place gets no traces, and copied
+    /// blocks count the executions of heads.
+    pub samples: bool,
     /// Stages whose messages are written to stderr.
     pub log: BTreeSet<Stage>,
     /// The optimiser passes in the order to run them, instead of the default pipeline.
@@ -417,7 +418,7 @@ impl RunConfig {
     /// Before a trace is made, is it measured how often the guest follows the recorded path?
     pub fn measures_paths(&self) -> bool {
         let is_default = match self.tier {
-            Tier::Full => self.threshold() >= NATIVE_HEAD_THRESHOLD,
+            Tier::Full => self.threshold.is_none_or(|t| t >= NATIVE_HEAD_THRESHOLD),
             Tier::Direct => self.threshold.is_none(),
             Tier::Interp | Tier::Dynamo | Tier::Copy => false,
         };
@@ -442,7 +443,20 @@ impl RunConfig {
 
     /// Executions of a trace head before it is recorded: the user's number or the tier's default.
     pub fn threshold(&self) -> u32 {
-        self.threshold.unwrap_or(self.tier.head_threshold())
+        let default = match self.samples {
+            true => SAMPLED_HEAD_THRESHOLD,
+            false => self.tier.head_threshold(),
+        };
+        self.threshold.unwrap_or(default)
+    }
+
+    /// May copied blocks be sampled? A user who asks for particular traces or counts gets counters.
+    pub fn may_sample_copies(&self) -> bool {
+        self.tier == Tier::Full
+            && self.threshold.is_none()
+            && self.chaos.is_none()
+            && self.count.is_none()
+            && matches!(self.sampling, Sampling::Hz(_) | Sampling::Every(_))
     }
 }
 

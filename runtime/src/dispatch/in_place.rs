@@ -35,7 +35,7 @@ use crate::kernel::entry::call_stubs::SYSCALL;
 use crate::kernel::entry::in_place::{self, Left};
 use crate::kernel::process::{Moved, Outcome, System};
 use crate::kernel::signal::GuestFault;
-use crate::kernel::signal::samples::Clock;
+use crate::kernel::signal::samples::{self, Clock};
 use crate::kernel::{x87_pointer, xstate};
 use crate::memory::{self, FaultInfo};
 use dynasour_guest::ThreadContext;
@@ -46,6 +46,9 @@ use std::sync::atomic::Ordering;
 
 /// Bytes of `int 0x80`.
 const INT_80: u64 = 2;
+/// The first samples of copied blocks, so many, are ignored (guess, as for the first sample of code in
+/// place: shorter processes gain nothing by traces).
+const IGNORED_SAMPLES: u32 = 12;
 /// Bytes of `int3`.
 const INT3: u64 = 1;
 /// The exception numbers of `int3` and of an undefined opcode.
@@ -74,6 +77,10 @@ pub(super) struct InPlace {
     visits: u32,
     /// The hot site that is observed.
     approach: Option<Approach>,
+    /// Have samples of copied blocks been started?
+    samples_copies: bool,
+    /// Samples of copied blocks so far.
+    sampled: u32,
 }
 
 impl InPlace {
@@ -107,7 +114,7 @@ impl Dispatcher {
     /// outside.
     pub(super) fn prepare_in_place(&mut self, context: &ThreadContext, system: &System) {
         if !self.machine.is_direct() {
-            return;
+            return self.sample_copies(context, system);
         }
         let sites = &self.machine.call_sites;
         sites.close_if_watched(system);
@@ -118,7 +125,7 @@ impl Dispatcher {
                 false => self.in_place.dispatch = Dispatch::Impossible,
             }
             match self.machine.config.sampling {
-                _ if !self.machine.config.traces_in_place => {}
+                _ if !self.machine.config.samples => {}
                 Sampling::Hz(hz) => system.samples.start(context, Clock::Thread, hz),
                 Sampling::Timer(hz) => system.samples.start(context, Clock::ThreadTimer, hz),
                 Sampling::Real(hz) => system.samples.start(context, Clock::Real, hz),
@@ -135,8 +142,13 @@ impl Dispatcher {
             self.forget_fragments();
         }
         self.patch_head(system);
+        self.sample_visits(system);
+    }
+
+    /// The thread has come to the runtime: this may be a sample.
+    fn sample_visits(&mut self, system: &System) {
         if let Sampling::Every(n) = self.machine.config.sampling
-            && self.machine.config.traces_in_place
+            && self.machine.config.samples
         {
             self.in_place.visits += 1;
             if self.in_place.visits >= n && !self.race_is_measured() {
@@ -144,6 +156,39 @@ impl Dispatcher {
                 self.begin_sample(system);
             }
         }
+    }
+
+    /// Was the thread sampled while copied blocks ran, and is that to be handled?
+    pub(super) fn is_sampled(&self, context: &ThreadContext) -> bool {
+        context.sampled.load(Ordering::Relaxed) != 0 && self.machine.brings_out()
+    }
+
+    /// Copied blocks are sampled, if what is hot is to be found by that: an event brings the thread
+    /// out of the code cache. Without an event it finds nothing.
+    fn sample_copies(&mut self, context: &ThreadContext, system: &System) {
+        if !self.machine.config.samples {
+            return;
+        }
+        if let Sampling::Hz(hz) = self.machine.config.sampling
+            && !std::mem::replace(&mut self.in_place.samples_copies, true)
+        {
+            system.samples.start_event(context, hz);
+            samples::set_bring_out(true);
+        }
+        if context.sampled.swap(0, Ordering::Relaxed) != 0 {
+            self.in_place.sampled += 1;
+            count(&self.peer.sampled[0], 1);
+            count(&self.peer.sampled[1], 1);
+            if self.in_place.sampled > IGNORED_SAMPLES
+                && !self.race_is_measured()
+                && !self.selector.traces.is_recording()
+                && self.effort.is_affordable()
+            {
+                self.effort.begin();
+                self.begin_sample(system);
+            }
+        }
+        self.sample_visits(system);
     }
 
     /// Why guest code at rip cannot be jumped to: none if it can.

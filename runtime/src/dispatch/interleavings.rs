@@ -311,7 +311,7 @@ pub(super) fn config(tier: Tier) -> RunConfig {
         chaos: None,
         sampling: Sampling::default(),
         race: RaceMode::Off,
-        traces_in_place: false,
+        samples: false,
         log: Default::default(),
         passes: None,
         skip_passes: Vec::new(),

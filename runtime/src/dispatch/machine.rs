@@ -28,7 +28,7 @@ use super::{Dispatcher, IdleDispatcher};
 use crate::changes::CodePages;
 use crate::changes::patches::{self, Purpose};
 use crate::changes::trampolines;
-use crate::config::{RunConfig, Stage, Tier};
+use crate::config::{RunConfig, Sampling, Stage, Tier};
 use crate::kernel::entry::call_stubs;
 use crate::kernel::process::Moved;
 use crate::observe::attempts::Places;
@@ -216,6 +216,12 @@ impl Machine {
     /// Does guest code run in place?
     pub fn is_direct(&self) -> bool {
         self.direct.load(Ordering::Relaxed)
+    }
+
+    /// Do samples bring threads out of the code cache?
+    pub fn brings_out(&self) -> bool {
+        let by_time = !matches!(self.config.sampling, Sampling::Every(_));
+        !self.is_direct() && by_time && self.config.samples
     }
 
     /// A trace was made.

@@ -60,7 +60,7 @@ mod traces;
 mod vfork_child;
 
 use crate::changes::Code;
-use crate::config::{RunConfig, Tier};
+use crate::config::RunConfig;
 use crate::interp::{Interp, Stop};
 use crate::kernel::process::Death;
 use crate::kernel::process::Ending;
@@ -273,7 +273,7 @@ impl Dispatcher {
 fn effort(config: &RunConfig) -> Effort {
     let budget = match config.tier {
         _ if config.interprets_first() => Budget::EARLY,
-        Tier::Direct => Budget::SAMPLED,
+        _ if config.samples => Budget::SAMPLED,
         _ => Budget::LATE,
     };
     Effort::new(config.weighs_traces().then_some(budget), thread_time)

@@ -219,14 +219,15 @@ impl Dispatcher {
         }
         for pc in self.rests.ended(thread_time()) {
             self.selector.traces.heads.forgive(pc);
-            if !self.machine.is_direct()
+            if !self.machine.config.samples
                 && let Some(mut fragments) = self.machine.fragments()
             {
                 fragments.count_head_again(pc);
             }
         }
-        // In place there are samples anyway. Copied blocks may not come to the runtime for long.
-        if !self.machine.is_direct() {
+        // Perhaps there are samples anyway. Otherwise copied blocks may not come to the runtime for
+        // long.
+        if !self.machine.config.samples {
             match self.rests.next.filter(|_| !patches::is_shared()) {
                 Some(_) if !system.samples.are_running() && !self.rests.no_events => {
                     self.rests.no_events = !system.samples.start_event(context, RESTING_HZ);
@@ -289,7 +290,7 @@ impl Dispatcher {
         prepared = prepared && fragments.prepare_race(&racer, &*code).unwrap_or(false);
         let by_visits = matches!(self.machine.config.sampling, Sampling::Every(_))
             || !self.machine.config.race.measures();
-        if !self.machine.is_direct() {
+        if !self.machine.config.samples {
             // Perhaps those that end rests.
             system.samples.stop();
         }
@@ -384,7 +385,7 @@ impl Dispatcher {
 
     /// A race is over: nothing is sampled for it any more, and a head with a trace has its patch.
     fn end_running(&mut self, running: &Running, system: &System) {
-        Self::end_samples(running, system);
+        self.end_samples(running, system);
         self.end_patches(running);
     }
 
@@ -429,8 +430,8 @@ impl Dispatcher {
         self.mark(pc);
     }
 
-    fn end_samples(running: &Running, system: &System) {
-        samples::set_bring_out(false);
+    fn end_samples(&self, running: &Running, system: &System) {
+        samples::set_bring_out(self.machine.brings_out());
         if running.samples {
             system.samples.stop();
         }

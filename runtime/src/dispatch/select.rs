@@ -189,7 +189,7 @@ impl Selector {
 
 /// Judges traces by what they replace.
 pub fn judge(config: &RunConfig) -> Judge {
-    Judge { read: memory::fetch_code, in_place: config.tier == Tier::Direct, raced: config.races() }
+    Judge { read: memory::fetch_code, in_place: config.tier == Tier::Direct }
 }
 
 /// Does an edge of this kind from `from` to `to` lead to a trace head?

@@ -91,8 +91,8 @@ pub(super) enum Ended {
     Full,
     /// Guest code in place was left.
     InPlace(Left),
-    /// A window of a race is over, or a race can begin.
-    Race,
+    /// A window of a race is over, a race can begin, or copied blocks were sampled.
+    Due,
     /// The thread is outside already, and other threads have posted ranges to it.
     Outside,
 }
@@ -144,9 +144,9 @@ impl Dispatcher {
             }
             if std::mem::replace(&mut progressed, true)
                 && !self.selector.traces.is_recording()
-                && self.racing.is_due(self.machine.config.race)
+                && (self.racing.is_due(self.machine.config.race) || self.is_sampled(context))
             {
-                return Ended::Race;
+                return Ended::Due;
             }
             let execution = self.next_execution(context, &*code);
             if matches!(execution, Execution::Native(_) | Execution::InPlace) {
@@ -364,7 +364,7 @@ impl Dispatcher {
                 return None;
             }
             // The caller has handled it.
-            Ended::InPlace(_) | Ended::Race | Ended::Outside => return None,
+            Ended::InPlace(_) | Ended::Due | Ended::Outside => return None,
         };
         match stop {
             Stop::Policy(selected) => {

@@ -329,16 +329,18 @@ impl Dispatcher {
             self.selector.traces.heads.is_blacklisted(context.rip, &self.selector.traces.policy);
         match self.interp.entry(context.rip) {
             Ok(entry) if !given_up && self.selector.may_trace(entry) => {
-                // A recording of kind `Exit` continues past a backward branch. Without copied
-                // blocks a side trace ends there, as any other trace does.
+                // A recording of kind `Exit` continues past a backward branch. Where code is interpreted
+                // until it is hot, a side trace ends there, as any other trace does.
                 let kind = if self.machine.config.copies_blocks() {
                     HeadKind::Exit
                 } else {
                     HeadKind::Other
                 };
                 let around = surroundings(context);
+                let region = self.machine.fragments().and_then(|f| f.region_head(&side));
                 self.selector.traces.start(entry.lifted(), kind, Vec::new(), &around);
                 self.selector.traces.compile_unjudged();
+                self.selector.traces.return_to(region);
                 self.effort.begin();
                 self.side_request = Some(side);
             }
@@ -377,7 +379,9 @@ impl Dispatcher {
         if self.machine.is_direct() {
             let _exclusive = self.machine.pages.exclusive();
             patches::take_back(&(pc..pc + 1));
-        } else if let Some(mut fragments) = self.machine.fragments() {
+        } else if !self.machine.config.samples
+            && let Some(mut fragments) = self.machine.fragments()
+        {
             fragments.count_head_again(pc);
         }
         self.selector.traces.heads.forgive(pc);
@@ -396,9 +400,10 @@ impl Dispatcher {
         }
     }
 
-    /// Which heads copied blocks count, and up to which threshold.
+    /// Which heads copied blocks count, and up to which threshold. If threads are sampled, none.
     pub(super) fn native_heads(&self) -> HeadCounts {
         let threshold = match self.machine.config.tier {
+            _ if self.machine.config.samples => 0,
             Tier::Full | Tier::Dynamo if self.copies_blocks() => {
                 self.selector.traces.heads.due(u64::MAX, &self.selector.traces.policy).unwrap_or(1)
             }

@@ -57,7 +57,8 @@ impl Mode {
                 "full-stack",
                 "--tier full --threshold 50 --returns stack --entry-check pext",
             ),
-            Mode::new("full-judging", "--tier full"),
+            Mode::new("full-judging", "--tier full --threshold 25000"),
+            Mode::new("full-samples", "--tier full --sample hz=10000"),
             Mode::new("full-chaos", &format!("--tier full --threshold 5 --chaos 1/3,{seed}")),
             Mode::new(
                 "tiny-full",

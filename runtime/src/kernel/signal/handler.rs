@@ -349,7 +349,11 @@ fn handle(signo: i32, info: &SigInfo, frame: &mut libc::ucontext_t, context: &Th
         come_out(frame, context);
         return;
     }
-    match samples::source(signo, info, context) {
+    let source = samples::source(signo, info, context);
+    if source.is_some() {
+        context.sampled.store(1, Ordering::Relaxed);
+    }
+    match source {
         Some(Source::Event) if samples::bring_out() => return come_out(frame, context),
         Some(Source::Event) => return,
         Some(Source::Timer) if context.pending.load(Ordering::Relaxed) == 0 => {

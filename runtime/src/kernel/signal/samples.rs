@@ -55,6 +55,12 @@ pub fn bring_out() -> bool {
     BRING_OUT.load(Ordering::Relaxed)
 }
 
+/// Does the kernel allow events that sample the calling thread?
+pub fn has_events() -> bool {
+    let attributes = Attributes { period: 1_000_000_000, records: 0, signal: Some(0) };
+    Event::start(&attributes, 0).is_some()
+}
+
 /// Where a sample comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {

@@ -66,7 +66,7 @@ impl Fragments {
     /// Do fragments run among copied blocks or among guest code in place, so that links lead to
     /// places?
     pub(super) fn has_places(&self) -> bool {
-        self.heads.threshold != 0 || self.in_place
+        self.copies
     }
 
     /// What [`policy::allowed`] needs to know of an exit.
