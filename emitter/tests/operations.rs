@@ -305,6 +305,65 @@ fn one_condition(
     assert_eq!(out.pc, if holds { 0x2000 } else { 0x3000 });
 }
 
+/// Many large constants, most of them within 2 GiB of each other or of the negation of such a one: they
+/// share registers.
+#[test]
+fn large_constants() {
+    let mut bench = Bench::new();
+    let mut random = Random(0x1234_5678_9abc_def1);
+    for _ in 0..400 {
+        let centres = [0, 1].map(|_| random.next() >> (random.next() % 24));
+        let constant = |random: &mut Random| {
+            let near = centres[(random.next() % 2) as usize];
+            let distance = match random.next() % 4 {
+                0 => 0,
+                1 => random.next() % 4096,
+                2 => (random.next() as i32) as u64,
+                _ => random.next() >> 32,
+            };
+            let c = near.wrapping_add(distance);
+            if random.next().is_multiple_of(4) { c.wrapping_neg() } else { c }
+        };
+        let mut v = Version::new("t1", 0x1000);
+        let params = entry_params(&mut v);
+        let mut state = State { flags: random.next() & ARITH_FLAGS, ..State::default() };
+        state.gpr.iter_mut().for_each(|g| *g = random.next());
+        let inputs = INPUTS.map(|g| state.gpr[g.number()]);
+        let mut b = Builder::new(&mut v);
+        let (mut value, mut expected): (Operand, u64) = (params[0].into(), inputs[0]);
+        for _ in 0..20 {
+            let op = [Op::Add, Op::Add, Op::Sub, Op::Xor, Op::And, Op::Or, Op::Mul]
+                [(random.next() % 7) as usize];
+            let mut args = [(value, expected), (Operand::Const(0), constant(&mut random))];
+            args[1].0 = Operand::Const(args[1].1);
+            if random.next().is_multiple_of(3) {
+                // An input is used again, so that its register must survive.
+                let i = (random.next() % 3) as usize;
+                args[0] = (params[i].into(), inputs[i]);
+                let c = constant(&mut random);
+                let sum = b.binary(Op::Add, Ty::I64, args[0].0, Operand::Const(c));
+                args[0] = (sum, args[0].1.wrapping_add(c));
+                args[1] = (value, expected);
+            }
+            value = b.binary(op, Ty::I64, args[0].0, args[1].0);
+            expected = semantics::eval(op, Ty::I64, &[args[0].1, args[1].1]);
+        }
+        let insts = b.insts;
+        let out = vec![
+            (Loc::Gpr(Gpr::RBX), value),
+            (Loc::Gpr(Gpr::RDI), Operand::Const(constant(&mut random))),
+        ];
+        let Operand::Const(in_rdi) = out[1].1 else { unreachable!("it was made above") };
+        v.anchor(Anchor::new(Operand::Const(0x2000), out));
+        v.blocks.push(Block { params, insts, term: Term::Exit(AnchorId(0)) });
+        let fragment = bench.compile(&v);
+        let out = bench.run(fragment, &state);
+        state.gpr[Gpr::RBX.number()] = expected;
+        state.gpr[Gpr::RDI.number()] = in_rdi;
+        assert_eq!(out.state, state, "{v}\n{}", bench.emitter.listing(fragment).unwrap());
+    }
+}
+
 /// Gives the version an entry parameter for each input.
 fn entry_params(v: &mut Version) -> Vec<Value> {
     let param = |g: &Gpr| {

@@ -106,6 +106,45 @@ const COUNTDOWN: &str = "region 0x1000 { version t1 {
   } }";
 
 /// Adds rdx to rax and ends at 0x3000, or with `rax` as its target.
+/// Accesses at large constant addresses, and a guard that compares with one.
+#[test]
+fn accesses_near_each_other() {
+    let area = Area::new(0x61_0000_0000, 4096);
+    let v = version(
+        "region 0x1000 { version t1 context private_memory {
+    anchor a0 = base.0x1000 [rax = v0, rcx = v1]
+    anchor a1 = base.0x1008 [rax = v0, rcx = v1]
+    anchor a2 = base.0x1010 [rax = v0, rcx = v1]
+    anchor a3 = base.0x1018 [rax = v0, rcx = v1]
+    anchor a4 = base.0x2000 [rax = v8, rcx = v6]
+    b0(v0: i64 = rax, v1: i64 = rcx):
+      store.i64 [0x6100000010], v0 !a0
+      store.i64 [0x6100000018], 0x6100000020 !a1
+      v2 = load.i64 [0x6100000018] !a2
+      v3 = eq.i64 v2, 0x6100000020
+      assume v3 else a2
+      store.i32 [v2 + v1*4], 77 !a2
+      v4 = load.i32 [#0x6100000020 + v1*4] !a3
+      v5 = load.i64 [0x6100000010] !a3
+      v6 = zext32.i64 v4
+      v7 = sub.i64 v5, 0x6100000000
+      v8 = add.i64 v7, -0x60ffffffff
+      exit a4
+  } }",
+    )
+    .unwrap();
+    assert_valid(&v);
+    let mut bench = Bench::new();
+    let f = bench.compile(&v);
+    let before = state(&[(Gpr::RAX, 0x1234_5678_9abc), (Gpr::RCX, 6)], 0x8d5);
+    let out = bench.run(f, &before);
+    let mut expected = before.clone();
+    expected.gpr[0] = 0x1234_5678_9abc - 0x61_0000_0000 - 0x60_ffff_ffff;
+    expected.gpr[1] = 77;
+    assert_eq!((out.pc, &out.state), (0x2000, &expected), "{}", bench.emitter.listing(f).unwrap());
+    assert_eq!(area.bytes()[0x18..0x20], 0x61_0000_0020u64.to_le_bytes());
+}
+
 fn adder(pc: u64, target: &str) -> dynasour_ir::Version {
     version(&format!(
         "region {pc:#x} {{ version t1 {{
