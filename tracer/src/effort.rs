@@ -29,8 +29,9 @@ impl Budget {
     /// For guests whose other code runs as copied blocks (guess; too much slows programs whose
     /// heads are not worth a trace: judging cc1's heads takes at most 4 % of its time).
     pub const LATE: Budget = Budget { free: 8_000_000, part: 25 };
-    /// For guests whose code runs in place (guess; too much slows programs that gain nothing).
-    pub const SAMPLED: Budget = Budget { free: 3_000_000, part: 200 };
+    /// For guests that are sampled (guess; too much slows programs that gain nothing, too little leaves
+    /// interpreted programs that run for seconds without traces).
+    pub const SAMPLED: Budget = Budget { free: 4_000_000, part: 100 };
     /// For guests whose code is interpreted until it is executed often, and whose traces are made
     /// early (guess; too little leaves hot code interpreted).
     pub const EARLY: Budget = Budget { free: 50_000_000, part: 5 };

@@ -75,7 +75,7 @@ pub enum AbortReason {
     LeavesEarly,
     /// The path goes through a dispatch loop, but no loop of an interpreted program was found.
     NoGuestLoop,
-    /// The observed values contradict the recorded path.
+    /// The observed values contradict the recorded path, or the loop's second iteration.
     Inconsistent,
 }
 

@@ -43,6 +43,9 @@ pub struct Runs {
     /// How often it left the path by a known exit and reached the head within [`RETURN_LIMIT`]
     /// blocks.
     pub returned: u32,
+    /// How often it reached the head of a loop of an interpreted program elsewhere in that program, so
+    /// that it would leave a trace at once.
+    pub passed: u32,
 }
 
 /// Observes how the guest keeps to a recorded path.
@@ -109,11 +112,12 @@ impl Survival {
             self.completed_steps = again.then_some(0);
         }
         if self.completed_steps.is_none() && pc == self.path.head {
-            self.runs.entered += 1;
+            self.runs.entered += u32::from(same_key);
+            self.runs.passed += u32::from(!same_key);
             self.runs.returned += u32::from(self.may_return > 0);
             self.completed_steps = same_key.then_some(0);
         }
-        self.blocks_left == 0 || self.runs.entered >= RUNS
+        self.blocks_left == 0 || self.runs.entered + self.runs.passed >= RUNS
     }
 
     /// Notes that the guest has left the path. An exit is known from the second time on.
@@ -175,16 +179,26 @@ mod tests {
         let seen = runs(&mut s, &[HEAD, 0x2000, HEAD, 0x2000, HEAD, 0x3000, HEAD]);
         assert_eq!(
             seen,
-            Some(Runs { entered: 2, completed: 2, returned: 0 }),
+            Some(Runs { entered: 2, completed: 2, returned: 0, passed: 0 }),
             "an exit is new at first"
         );
         let seen = runs(&mut s, &[0x3000, HEAD, 0x2000, HEAD]);
-        assert_eq!(seen, Some(Runs { entered: 3, completed: 3, returned: 1 }));
+        assert_eq!(seen, Some(Runs { entered: 3, completed: 3, returned: 1, passed: 0 }));
         s.interrupted();
         assert_eq!(
             runs(&mut s, &[0x2000, HEAD]),
-            Some(Runs { entered: 4, completed: 3, returned: 1 })
+            Some(Runs { entered: 4, completed: 3, returned: 1, passed: 0 })
         );
+    }
+
+    #[test]
+    fn arrivals_elsewhere_in_the_interpreted_program_are_no_entries() {
+        let mut s = survival();
+        for same_key in [false, true, false] {
+            s.arrive(HEAD, same_key);
+            s.arrive(0x2000, true);
+        }
+        assert_eq!(s.runs, Runs { entered: 1, completed: 1, returned: 0, passed: 2 });
     }
 
     #[test]

@@ -46,6 +46,8 @@ const INDIRECT: i64 = 8;
 const INDIRECT_IN_PLACE: i64 = 2;
 /// Cost of entering and leaving a fragment.
 const ENTRY_AND_EXIT: i64 = 30;
+/// Cost of an entry that is left at the first guard, because an interpreted program is elsewhere.
+const PASSING: i64 = 10;
 /// Cost of an exit to a side trace.
 const SIDE_EXIT: i64 = 8;
 /// Percent of the blocks' cost that a loop must save.
@@ -63,9 +65,9 @@ const TREE: i64 = 30;
 /// Code with at least this percentage of its cost in accesses to frames has not been optimised.
 const UNOPTIMISED: i64 = 50;
 /// Assumed for a loop that was not observed: 50 iterations per entry.
-const UNOBSERVED_LOOP: Runs = Runs { entered: 1, completed: 50, returned: 0 };
+const UNOBSERVED_LOOP: Runs = Runs { entered: 1, completed: 50, returned: 0, passed: 0 };
 /// Assumed for a linear path that was not observed: each entry completes it.
-const UNOBSERVED_LINE: Runs = Runs { entered: 1, completed: 1, returned: 0 };
+const UNOBSERVED_LINE: Runs = Runs { entered: 1, completed: 1, returned: 0, passed: 0 };
 
 /// May a trace of the function at `pc` be worth making? Such a trace is entered and left at each
 /// call. Only a function that keeps its variables in a frame saves more than that costs.
@@ -158,8 +160,8 @@ fn suffices(path: &Path, all: i64, ordinary: i64, indirect: i64) -> bool {
     let unobserved =
         if path.shape == TraceShape::Linear { UNOBSERVED_LINE } else { UNOBSERVED_LOOP };
     let runs = path.runs.unwrap_or(unobserved);
-    let [entered, completed, returned] =
-        [runs.entered, runs.completed, runs.returned].map(i64::from);
+    let [entered, completed, returned, passed] =
+        [runs.entered, runs.completed, runs.returned, runs.passed].map(i64::from);
     let exceeds = |saved: i64, percent: i64, times: i64| 100 * saved > percent * times * all;
     if path.shape == TraceShape::Linear {
         return exceeds(
@@ -168,7 +170,8 @@ fn suffices(path: &Path, all: i64, ordinary: i64, indirect: i64) -> bool {
             completed,
         );
     }
-    let saved = completed * (ordinary + indirect) - entered.max(1) * ENTRY_AND_EXIT;
+    let entries = entered.max(1) * ENTRY_AND_EXIT + passed * PASSING;
+    let saved = completed * (ordinary + indirect) - entries;
     let pays_alone = exceeds(saved, LEAST, completed);
     if path.guest.is_some() {
         // Its exits lead on in the interpreted program; few of them lead back to this loop.
@@ -197,7 +200,7 @@ mod tests {
     }
 
     fn runs(entered: u32, completed: u32, returned: u32) -> Option<Runs> {
-        Some(Runs { entered, completed, returned })
+        Some(Runs { entered, completed, returned, passed: 0 })
     }
 
     #[test]

@@ -34,7 +34,7 @@
 //! | `continuation` | | a version that begins at an anchor in the middle of another |
 //! | `inline` | | puts another region's version in place of the exit to it |
 //!
-//! `rules`, `conditions`, `address` and `bounds` belong to `simplify`; `facts` and `known` to
+//! `rules`, `conditions`, `address` and `bounds` belong to `simplify`, `alias_plan` to `alias`; `facts` and `known` to
 //! `constants` and `redundant`; `loops` to `hoist` and `licm`; `closed_form` to `continuation`.
 //!
 //! The first nine and `merge` make up the pipeline of recorded traces, which have no branches

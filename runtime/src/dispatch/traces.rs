@@ -84,6 +84,12 @@ impl Dispatcher {
                         match failure {
                             _ if path.guest.is_none() => {}
                             Failure::Refused(AbortReason::TooDear) => dispatch.postpone(path.head),
+                            // Perhaps an operand has changed.
+                            Failure::Refused(AbortReason::Inconsistent)
+                                if dispatch.assume_less(path.head) =>
+                            {
+                                dispatch.postpone(path.head);
+                            }
                             _ => dispatch.fail(path.head, true),
                         }
                         self.failed(path.head, failure, path.guest.is_some());

@@ -25,7 +25,7 @@ use crate::observe::ledger::Made;
 use crate::observe::profile::{Phase, during};
 use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
 use dynasour_emitter::{EmitError, EntryState, ExitId};
-use dynasour_ir::opt::OptOptions;
+use dynasour_ir::opt::{self, OptOptions, Shape};
 use dynasour_ir::{Context, Fact, Version};
 use dynasour_tracer::{AbortReason, Assumption, Built, Path, SpeculationPolicy, TraceShape, build};
 use std::time::Instant;
@@ -272,6 +272,10 @@ impl Plan {
         during(Phase::Optimise, || policy.placement().optimise(&mut version, &options));
         self.times.optimise = nanoseconds(optimising);
         log(config, Stage::Opt, || version.to_string());
+        if path.shape == TraceShape::Loop && opt::normalise(&mut version) == Some(Shape::Linear) {
+            // What it assumes does not hold in its own second iteration.
+            return Err(Failure::Refused(AbortReason::Inconsistent));
+        }
         Ok(version)
     }
 
