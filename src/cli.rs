@@ -336,9 +336,8 @@ impl RunArgs {
     /// An option that the user has given and the tier does not have.
     fn option_without_meaning(&self) -> Option<&'static str> {
         let is_direct = self.tier == Tier::Direct;
-        let by_events = matches!(self.sample, Sampling::Hz(_) | Sampling::Every(_));
         let counts = self.threshold.is_some() || self.chaos.is_some();
-        let is_sampled = is_direct || self.tier == Tier::Full && !counts && by_events;
+        let is_sampled = is_direct || self.tier == Tier::Full && !counts;
         let given = [
             // `direct` copies no blocks.
             (is_direct && self.returns != Returns::Auto, "--returns"),

@@ -295,7 +295,6 @@ fn usage_errors() {
         &["run", "--tier", "copy", "--sample-hz", "100", "--", "touch", "marker"],
         &["run", "--threshold", "50", "--sample-hz", "100", "--", "touch", "marker"],
         &["run", "--chaos", "1/3", "--sample", "every=1", "--", "touch", "marker"],
-        &["run", "--sample", "timer=100", "--", "touch", "marker"],
         &["run", "--no-traces", "--", "touch", "marker"],
     ];
     for words in bad {

@@ -105,7 +105,6 @@ const COUNTDOWN: &str = "region 0x1000 { version t1 {
       jump b1(v4, v5)
   } }";
 
-/// Adds rdx to rax and ends at 0x3000, or with `rax` as its target.
 /// Accesses at large constant addresses, and a guard that compares with one.
 #[test]
 fn accesses_near_each_other() {
@@ -145,6 +144,7 @@ fn accesses_near_each_other() {
     assert_eq!(area.bytes()[0x18..0x20], 0x61_0000_0020u64.to_le_bytes());
 }
 
+/// Adds rdx to rax and ends at 0x3000, or with `rax` as its target.
 fn adder(pc: u64, target: &str) -> dynasour_ir::Version {
     version(&format!(
         "region {pc:#x} {{ version t1 {{

@@ -263,7 +263,7 @@ pub(crate) fn access(version: &Version, inst: &Inst) -> Access {
 }
 
 /// What passed alias guards imply for two addresses with the difference D: pairs (k, N) such that
-/// D + k lies in [N, 2^64).
+/// D + k lies in [N, 2^64). N is not 0.
 type Implied = SmallVec<[(u64, u64); 2]>;
 
 /// The differences of addresses that alias guards speak of, by number, with what passed guards
@@ -441,7 +441,9 @@ impl Addresses {
             _ => return,
         };
         let linear = values.linear(x);
-        if !linear.terms.is_empty() {
+        // `0 <= X` says nothing.
+        let says_something = holds(SideCondition::AliasSaysSomething, n != 0);
+        if says_something && !linear.terms.is_empty() {
             let guards = self.guards.get_mut();
             guards.any = true;
             let number = guards.number(linear.terms);

@@ -140,6 +140,8 @@ side_conditions! {
     AliasDistance,
     /// alias oracle: a guard's distance is enough for both sizes.
     AliasGuardSize,
+    /// alias oracle: a guard that always holds says nothing.
+    AliasSaysSomething,
     /// alias oracle: the ranges in which two addresses lie do not overlap.
     AliasRanges,
 }

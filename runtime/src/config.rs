@@ -456,7 +456,6 @@ impl RunConfig {
             && self.threshold.is_none()
             && self.chaos.is_none()
             && self.count.is_none()
-            && matches!(self.sampling, Sampling::Hz(_) | Sampling::Every(_))
     }
 }
 

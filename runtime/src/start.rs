@@ -12,13 +12,13 @@
 //! not. At last it protects the host's memory and enters the dispatcher at the entry point.
 
 use crate::changes::{CodePages, host};
-use crate::config::{RunConfig, Sampling, Tier};
+use crate::config::{RunConfig, Tier};
 use crate::dispatch::{self, Dispatcher, Machine};
 use crate::interp;
 use crate::kernel::entry::{call_stubs, in_place};
 use crate::kernel::process::{self, exec::Follow};
 use crate::kernel::process::{Config, Inherited, System};
-use crate::kernel::signal::{FaultHooks, samples};
+use crate::kernel::signal::FaultHooks;
 use crate::observe::profile;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::image::{self, LoadError, LoadOptions};
@@ -143,8 +143,7 @@ fn with_possible_tier(config: &RunConfig) -> RunConfig {
         config.tier = Tier::Full;
     }
     if config.tier == Tier::Full {
-        let by_visits = matches!(config.sampling, Sampling::Every(_));
-        config.samples = config.may_sample_copies() && (by_visits || samples::has_events());
+        config.samples = config.may_sample_copies();
     }
     config
 }

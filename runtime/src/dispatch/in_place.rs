@@ -46,9 +46,6 @@ use std::sync::atomic::Ordering;
 
 /// Bytes of `int 0x80`.
 const INT_80: u64 = 2;
-/// The first samples of copied blocks, so many, are ignored (guess, as for the first sample of code in
-/// place: shorter processes gain nothing by traces).
-const IGNORED_SAMPLES: u32 = 12;
 /// Bytes of `int3`.
 const INT3: u64 = 1;
 /// The exception numbers of `int3` and of an undefined opcode.
@@ -79,8 +76,6 @@ pub(super) struct InPlace {
     approach: Option<Approach>,
     /// Have samples of copied blocks been started?
     samples_copies: bool,
-    /// Samples of copied blocks so far.
-    sampled: u32,
 }
 
 impl InPlace {
@@ -124,13 +119,7 @@ impl Dispatcher {
                 true => self.in_place.turn_on(context, !sites.is_closed()),
                 false => self.in_place.dispatch = Dispatch::Impossible,
             }
-            match self.machine.config.sampling {
-                _ if !self.machine.config.samples => {}
-                Sampling::Hz(hz) => system.samples.start(context, Clock::Thread, hz),
-                Sampling::Timer(hz) => system.samples.start(context, Clock::ThreadTimer, hz),
-                Sampling::Real(hz) => system.samples.start(context, Clock::Real, hz),
-                Sampling::Every(_) => {}
-            }
+            self.start_samples(context, system);
         }
         if self.in_place.dispatch == Dispatch::WithStubs && sites.is_closed() {
             self.in_place.turn_on(context, false);
@@ -158,29 +147,37 @@ impl Dispatcher {
         }
     }
 
-    /// Was the thread sampled while copied blocks ran, and is that to be handled?
+    /// Starts to sample the thread, if that is done by time.
+    fn start_samples(&self, context: &ThreadContext, system: &System) {
+        match self.machine.config.sampling {
+            _ if !self.machine.config.samples => {}
+            Sampling::Hz(hz) => system.samples.start(context, Clock::Thread, hz),
+            Sampling::Timer(hz) => system.samples.start(context, Clock::ThreadTimer, hz),
+            Sampling::Real(hz) => system.samples.start(context, Clock::Real, hz),
+            Sampling::Every(_) => {}
+        }
+    }
+
+    /// Has a sample of copied blocks not been handled yet?
     pub(super) fn is_sampled(&self, context: &ThreadContext) -> bool {
         context.sampled.load(Ordering::Relaxed) != 0 && self.machine.brings_out()
     }
 
-    /// Copied blocks are sampled, if what is hot is to be found by that: an event brings the thread
-    /// out of the code cache. Without an event it finds nothing.
+    /// Copied blocks are sampled, if what is hot is to be found by that: a sample brings the thread out
+    /// of the code cache.
     fn sample_copies(&mut self, context: &ThreadContext, system: &System) {
         if !self.machine.config.samples {
             return;
         }
-        if let Sampling::Hz(hz) = self.machine.config.sampling
-            && !std::mem::replace(&mut self.in_place.samples_copies, true)
-        {
-            system.samples.start_event(context, hz);
-            samples::set_bring_out(true);
+        if !std::mem::replace(&mut self.in_place.samples_copies, true) {
+            self.start_samples(context, system);
+            samples::set_bring_out(self.machine.brings_out());
         }
         if context.sampled.swap(0, Ordering::Relaxed) != 0 {
-            self.in_place.sampled += 1;
+            let by_event = system.samples.sampled(!patches::is_shared());
             count(&self.peer.sampled[0], 1);
-            count(&self.peer.sampled[1], 1);
-            if self.in_place.sampled > IGNORED_SAMPLES
-                && !self.race_is_measured()
+            count(&self.peer.sampled[1], u64::from(by_event));
+            if !self.race_is_measured()
                 && !self.selector.traces.is_recording()
                 && self.effort.is_affordable()
             {
@@ -216,7 +213,8 @@ impl Dispatcher {
             Left::Interrupted => system.deliver_pending(context),
             Left::Sample => {
                 count(&self.peer.sampled[0], 1);
-                count(&self.peer.sampled[1], u64::from(system.samples.sampled()));
+                let by_event = system.samples.sampled(!patches::is_shared());
+                count(&self.peer.sampled[1], u64::from(by_event));
                 if !self.race_is_measured() && self.effort.is_affordable() {
                     self.effort.begin();
                     self.begin_sample(system);

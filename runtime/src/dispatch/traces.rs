@@ -80,17 +80,8 @@ impl Dispatcher {
                         }
                     }
                     Err(failure) => {
-                        let dispatch = &mut self.selector.traces.dispatch;
-                        match failure {
-                            _ if path.guest.is_none() => {}
-                            Failure::Refused(AbortReason::TooDear) => dispatch.postpone(path.head),
-                            // Perhaps an operand has changed.
-                            Failure::Refused(AbortReason::Inconsistent)
-                                if dispatch.assume_less(path.head) =>
-                            {
-                                dispatch.postpone(path.head);
-                            }
-                            _ => dispatch.fail(path.head, true),
+                        if path.guest.is_some() {
+                            self.guest_loop_failed(path.head, failure);
                         }
                         self.failed(path.head, failure, path.guest.is_some());
                     }
@@ -129,6 +120,21 @@ impl Dispatcher {
         let code = during(Phase::Emit, || plan.code(&version, &mut self.allocator, config))?;
         let Some(mut fragments) = self.machine.fragments() else { return Err(Failure::Stale) };
         during(Phase::Emit, || fragments.install(plan, &version, code, path, config))
+    }
+
+    /// No trace was made for a loop of an interpreted program.
+    fn guest_loop_failed(&mut self, head: u64, failure: Failure) {
+        let dispatch = &mut self.selector.traces.dispatch;
+        let may_come_later = match failure {
+            Failure::Refused(AbortReason::TooDear) => true,
+            // Perhaps an operand changes in the loop. The next trace of the head assumes none.
+            Failure::Refused(AbortReason::Inconsistent) => dispatch.assume_less(head),
+            _ => false,
+        };
+        match may_come_later {
+            true => dispatch.postpone(head),
+            false => dispatch.fail(head, true),
+        }
     }
 
     /// No trace was made for `head`: counts the reason, and penalises the head if that is due to

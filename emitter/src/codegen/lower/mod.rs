@@ -11,7 +11,8 @@
 //! the walk is in [`Survey`].
 //!
 //! **Invariants.** (1) Host flags are live only from the instruction that sets them to their next
-//! consumer, and between these two stand nothing but moves of the register allocator. A guest flags
+//! consumer, and between these two stand nothing but moves of the register allocator and
+//! instructions for which [`MInst::destroys_flags`] is false. A guest flags
 //! value that is kept longer is kept as data in its packed form, `lahf; seto al` (see
 //! [`crate::record`]). (2) Values narrower than 64 bits have arbitrary upper bits in their
 //! register; an `i1` is a byte that is 0 or 1.

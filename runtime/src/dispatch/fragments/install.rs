@@ -272,7 +272,7 @@ impl Plan {
         during(Phase::Optimise, || policy.placement().optimise(&mut version, &options));
         self.times.optimise = nanoseconds(optimising);
         log(config, Stage::Opt, || version.to_string());
-        if path.shape == TraceShape::Loop && opt::normalise(&mut version) == Some(Shape::Linear) {
+        if path.guest.is_some() && opt::normalise(&mut version) == Some(Shape::Linear) {
             // What it assumes does not hold in its own second iteration.
             return Err(Failure::Refused(AbortReason::Inconsistent));
         }

@@ -381,6 +381,8 @@ impl System {
     /// signals.
     fn switch_alone(&mut self, call: &Call) -> Done {
         let synchronous_blocked = self.mask & signal::SYNCHRONOUS;
+        // A sample that is pending would reach the new program.
+        let _no_samples = self.samples.pause(synchronous_blocked);
         if synchronous_blocked != 0 && !gate::open(self.mask) {
             return Done::Restart;
         }

@@ -1,5 +1,5 @@
-//! Samples: signals that interrupt a thread in guest code in place from time to time, so that the
-//! dispatcher learns what is hot.
+//! Samples: signals that interrupt a thread in guest code in place, or in copied blocks, from time to
+//! time, so that the dispatcher learns what is hot.
 //!
 //! A thread is sampled in one of two ways, which it sets up itself; there is no thread of the
 //! host's.
@@ -53,12 +53,6 @@ pub fn set_bring_out(on: bool) {
 /// Does a sample bring the thread out of the code cache? Async-signal-safe.
 pub fn bring_out() -> bool {
     BRING_OUT.load(Ordering::Relaxed)
-}
-
-/// Does the kernel allow events that sample the calling thread?
-pub fn has_events() -> bool {
-    let attributes = Attributes { period: 1_000_000_000, records: 0, signal: Some(0) };
-    Event::start(&attributes, 0).is_some()
 }
 
 /// Where a sample comes from.
@@ -139,14 +133,15 @@ impl Samples {
         *self.0.borrow_mut() = None;
     }
 
-    /// The calling thread was sampled: goes over to an event. Was it by an event?
-    pub fn sampled(&self) -> bool {
+    /// The calling thread was sampled: goes over to an event, if it may have a descriptor for a moment.
+    /// (Another thread of the guest's would notice it.) Was it by an event?
+    pub fn sampled(&self, may_open: bool) -> bool {
         let mut sampler = self.0.borrow_mut();
         let Some(sampler) = &mut *sampler else { return false };
         if matches!(sampler.running, Running::Event { .. }) {
             return true;
         }
-        if std::mem::take(&mut sampler.wants_event) {
+        if may_open && std::mem::take(&mut sampler.wants_event) {
             let (period, signal) = (sampler.period, Some(sampler.value));
             if let Some(event) = Event::start(&Attributes { period, records: 0, signal }, 0) {
                 sampler.running = Running::Event { _event: event };
