@@ -45,10 +45,8 @@ const DISCOURAGING: u64 = 16;
 const MOST_REFUSED: u64 = 64;
 
 /// One part in this many of the thread's processor time may be spent on attempts that make traces
-/// (guess; too many delay a program whose traces gain little).
-const MADE_PART: u64 = 10;
-/// The same for the first trace of a region, before a trace has won a race.
-const FIRST_PART: u64 = 20;
+/// (measured on perl: compiling takes as much as the traces gain in some seconds if it is ten).
+const MADE_PART: u64 = 20;
 /// Side traces have this many times the free budget (guess; too few let a trace lose its race because
 /// it has none yet).
 const FREE_SIDE: u64 = 4;
@@ -64,8 +62,6 @@ pub struct Effort {
     spent_on_traces: u64,
     /// Has the attempt under way made a trace?
     made: bool,
-    /// Has a trace won a race?
-    won: bool,
     /// Refused attempts since the last trace, and a quarter of those before it.
     refused: u64,
     /// The processor time at which the attempt under way began.
@@ -79,16 +75,7 @@ pub struct Effort {
 impl Effort {
     /// Nothing has been spent. `clock` returns the calling thread's processor time in nanoseconds.
     pub fn new(budget: Option<Budget>, clock: fn() -> u64) -> Effort {
-        Effort {
-            spent: 0,
-            spent_on_traces: 0,
-            made: false,
-            won: false,
-            refused: 0,
-            since: None,
-            budget,
-            clock,
-        }
+        Effort { spent: 0, spent_on_traces: 0, made: false, refused: 0, since: None, budget, clock }
     }
 
     /// May another attempt be made?
@@ -102,27 +89,20 @@ impl Effort {
     /// May a trace be made where another one is left? Whether attempts elsewhere were refused does not
     /// matter.
     pub fn may_extend(&self) -> bool {
-        self.may_spend(0, FREE_SIDE, MADE_PART)
+        self.may_spend(0, FREE_SIDE)
     }
 
     /// May a path of this many guest instructions be compiled now, which no trace leads to?
     pub fn may_compile(&self, instructions: u64) -> bool {
-        let part = if self.won { MADE_PART } else { FIRST_PART };
-        self.may_spend(instructions.saturating_mul(PER_INSTRUCTION), 1, part)
+        self.may_spend(instructions.saturating_mul(PER_INSTRUCTION), 1)
     }
 
-    /// May this many more nanoseconds be spent on a trace, with so many times the free budget and this
-    /// part of the thread's time?
-    fn may_spend(&self, more: u64, times_free: u64, made_part: u64) -> bool {
+    /// May this many more nanoseconds be spent on a trace, with so many times the free budget?
+    fn may_spend(&self, more: u64, times_free: u64) -> bool {
         self.budget.is_none_or(|Budget { free, part }| {
-            let all = free * times_free + (self.clock)() / part.min(made_part);
+            let all = free * times_free + (self.clock)() / part.min(MADE_PART);
             self.spent_on_traces.saturating_add(more) < all
         })
-    }
-
-    /// Notes that a trace has won a race: traces are worth more time.
-    pub fn note_win(&mut self) {
-        self.won = true;
     }
 
     /// Notes the result of an attempt: with `trace`, a trace was made; otherwise it was refused.
