@@ -433,7 +433,7 @@ impl RunArgs {
             chaos: self.chaos,
             sampling,
             race: self.race,
-            samples: self.tier == Tier::Direct && !self.no_traces,
+            traces_in_place: self.tier == Tier::Direct && !self.no_traces,
             log: self.log.into_iter().collect::<BTreeSet<_>>(),
             passes: self.passes,
             skip_passes: self.skip_pass,

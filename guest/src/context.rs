@@ -100,7 +100,8 @@ pub struct ThreadContext {
     pub in_place_rip: AtomicU64,
     /// The flags that the guest had when it was left and that the host must not have.
     pub in_place_flags: AtomicU64,
-    /// Nonzero if the thread was sampled in native code since the runtime has looked.
+    /// Nonzero if the thread was sampled in copied blocks or a trace since the runtime has looked. Only
+    /// the tier `full` looks.
     pub sampled: AtomicU64,
     /// Short-lived save slots of stubs.
     pub stub_save: [u64; 8],

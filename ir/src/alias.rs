@@ -275,6 +275,8 @@ pub(crate) struct Guards {
     any: bool,
     /// The number of the difference of two keys; `None`: they are in different segments.
     pairs: FxHashMap<(u32, u32), Option<u32>>,
+    /// The number of the terms of a key.
+    own: FxHashMap<u32, u32>,
 }
 
 impl Guards {
@@ -386,11 +388,18 @@ impl Addresses {
 
     /// Do the guards say of each of the two where it lies, and are these ranges disjoint?
     fn apart(&self, guards: &mut Guards, a: &Location, b: &Location) -> bool {
-        let [(seg_a, of_a), (seg_b, of_b)] = [a, b].map(|l| &self.keys[l.key as usize]);
+        let [seg_a, seg_b] = [a, b].map(|l| self.keys[l.key as usize].0);
         if !holds(SideCondition::AliasSegment, seg_a == seg_b) {
             return false;
         }
-        let [of_a, of_b] = [of_a, of_b].map(|terms| guards.number(terms.clone()) as usize);
+        let [of_a, of_b] = [a, b].map(|l| match guards.own.get(&l.key) {
+            Some(number) => *number as usize,
+            None => {
+                let number = guards.number(self.terms(l).clone());
+                guards.own.insert(l.key, number);
+                number as usize
+            }
+        });
         // The first byte and the length of all that an access may touch.
         let range = |(k, n): &(u64, u64), l: &Location| {
             let from = n.wrapping_sub(*k).wrapping_add(l.offset);

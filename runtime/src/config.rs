@@ -52,11 +52,10 @@ pub const NATIVE_HEAD_THRESHOLD: u32 = 25_000;
 /// second sample of it. Too low records what is not hot; too high delays traces of long loops.
 pub const SAMPLED_HEAD_THRESHOLD: u32 = 200;
 
-/// Edges between blocks that are executed by the interpreter at each sample of guest code in place
-/// (guess: some microseconds; too few do not find the heads of long loops).
+/// Edges between blocks that are executed by the interpreter at each sample (guess: some microseconds; too few do not find the heads of long loops).
 pub const SAMPLED_EDGES: u32 = 160;
 
-/// How guest code in place is sampled.
+/// How threads are sampled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sampling {
     /// This many times in a second of a thread's processor time: by events of the kernel's if it
@@ -346,13 +345,12 @@ pub struct RunConfig {
     pub placement: &'static dyn Placement,
     /// Guards that are made to fail at random; `None` forces none.
     pub chaos: Option<Chaos>,
-    /// How guest code in place is sampled.
+    /// How threads are sampled, if they are.
     pub sampling: Sampling,
     /// How traces race with what they replace.
     pub race: RaceMode,
-    /// Are threads sampled, to find what is hot? If not, code in place gets no traces, and copied
-    /// blocks count the executions of heads.
-    pub samples: bool,
+    /// Are traces made of guest code in place?
+    pub traces_in_place: bool,
     /// Stages whose messages are written to stderr.
     pub log: BTreeSet<Stage>,
     /// The optimiser passes in the order to run them, instead of the default pipeline.
@@ -443,19 +441,21 @@ impl RunConfig {
 
     /// Executions of a trace head before it is recorded: the user's number or the tier's default.
     pub fn threshold(&self) -> u32 {
-        let default = match self.samples {
+        let default = match self.samples() {
             true => SAMPLED_HEAD_THRESHOLD,
             false => self.tier.head_threshold(),
         };
         self.threshold.unwrap_or(default)
     }
 
-    /// May copied blocks be sampled? A user who asks for particular traces or counts gets counters.
-    pub fn may_sample_copies(&self) -> bool {
-        self.tier == Tier::Full
-            && self.threshold.is_none()
-            && self.chaos.is_none()
-            && self.count.is_none()
+    /// Are threads sampled, to find what is hot? If not, code in place gets no traces, and copied
+    /// blocks count the executions of heads, as for a user who asks for particular traces or counts.
+    pub fn samples(&self) -> bool {
+        match self.tier {
+            Tier::Direct => self.traces_in_place,
+            Tier::Full => self.threshold.is_none() && self.chaos.is_none() && self.count.is_none(),
+            Tier::Interp | Tier::Dynamo | Tier::Copy => false,
+        }
     }
 }
 

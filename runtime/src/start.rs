@@ -142,9 +142,6 @@ fn with_possible_tier(config: &RunConfig) -> RunConfig {
         }
         config.tier = Tier::Full;
     }
-    if config.tier == Tier::Full {
-        config.samples = config.may_sample_copies();
-    }
     config
 }
 

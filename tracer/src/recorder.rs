@@ -375,6 +375,7 @@ impl Recorder {
             target => target,
         };
         let recording = self.step(block, next, target);
+        self.note_results(around);
         match (&recording, &self.search) {
             (Recording::Continue, Some(search)) if search.head == next && arrives => {
                 self.at_dispatch_head(heads, around)
@@ -388,7 +389,6 @@ impl Recorder {
     /// block's values are predicted.
     pub fn prepare(&mut self, block: &LiftedBlock, around: &Surroundings<'_>) {
         if self.search.is_some() {
-            self.note_results(around);
             self.observation = Some(predict(&block.version, around, &NativeResults::default()));
         }
     }
@@ -417,7 +417,6 @@ impl Recorder {
         heads: &mut DispatchHeads,
         around: &Surroundings<'_>,
     ) -> Recording {
-        self.note_results(around);
         let Some(search) = &mut self.search else { return Recording::Continue };
         let head = search.head;
         let key = heads.key(head, around);

@@ -57,7 +57,8 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
     if plan.groups.is_empty() {
         return 0;
     }
-    let mut pass = Pass { plan, defs, addresses, predicted, made: FxHashSet::default(), added: 0 };
+    let mut pass =
+        AliasGuards { plan, defs, addresses, predicted, made: FxHashSet::default(), added: 0 };
     let mut defined = Vec::new();
     for block in [ENTRY, BODY] {
         pass.protect(version, block, &mut defined);
@@ -65,7 +66,7 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
     pass.added
 }
 
-struct Pass {
+struct AliasGuards {
     plan: Plan,
     defs: Defs,
     addresses: Addresses,
@@ -75,7 +76,7 @@ struct Pass {
     added: usize,
 }
 
-impl Pass {
+impl AliasGuards {
     /// Puts the guards before the accesses of a block. `defined` says by number which values are
     /// defined.
     fn protect(&mut self, version: &mut Version, block: usize, defined: &mut Vec<bool>) {

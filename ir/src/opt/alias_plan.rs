@@ -11,10 +11,12 @@
 //!
 //! A *span* is a range of bytes that the loop accesses through one key ([`crate::alias`]), where no
 //! access through another key is predicted to touch anything in between. A *group* is all slots of a
-//! key that does not change in the loop, if the loop loads through it. What a span must miss are the
-//! slots of the group that matter to it: all if the span is written, else those that are written, but
-//! none that it is predicted to touch. If the state at entry is known ([`crate::predict`]), the span lies in a gap between
-//! those, and one guard says that it stays there. If not, it takes one guard for each.
+//! key that does not change in the loop, if the loop loads through it.
+//!
+//! A span must miss the slots of a group that matter to it. If the span is written, these are all;
+//! else those that are written. Those that it is predicted to touch do not count. If the state at
+//! entry is known ([`crate::predict`]), the span lies in a gap between them, and one guard says that
+//! it stays there. If not, it takes one guard for each.
 //!
 //! What pays: a guard whose addresses do not change in the loop is only executed before the loop.
 //! Any other takes three or four instructions in each iteration. So a group gets guards if the loads
@@ -64,8 +66,8 @@ pub(super) struct Span {
     write: bool,
     /// Does the address not change in the loop?
     steady: bool,
-    /// Is it only accessed before the loop?
-    before: bool,
+    /// Is it only accessed in the entry block?
+    only_at_entry: bool,
 }
 
 /// All that is accessed through one key that does not change in the loop.
@@ -172,7 +174,7 @@ impl Plan {
     /// in each iteration: it lets no load survive, only stores sink.
     pub fn wants(&self, span: usize) -> bool {
         let span = &self.spans[span];
-        span.write || span.steady && !span.before
+        span.write || span.steady && !span.only_at_entry
     }
 
     /// What a span must miss so that the group's loads and its own survive each other's stores.
@@ -323,13 +325,13 @@ fn spans(
             (Some(size), Some(last)) => {
                 last.range.size = size;
                 last.write |= write;
-                last.before &= *block == ENTRY;
+                last.only_at_entry &= *block == ENTRY;
             }
             _ => spans.push(Span {
                 range: *location,
                 write: *write,
                 steady,
-                before: *block == ENTRY,
+                only_at_entry: *block == ENTRY,
             }),
         }
         span_of.insert((*block, *at), spans.len() - 1);

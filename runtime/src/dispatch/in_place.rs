@@ -26,16 +26,16 @@
 //! the kernel raises SIGSYS; [`Dispatcher::left_in_place`] performs the call, and the next stretch
 //! runs on behind it.
 
+use super::Dispatcher;
 use super::call_sites::Approach;
-use super::{Dispatcher, count};
+use super::sampling::Sampled;
 use crate::changes::patches::{self, Trapped};
-use crate::config::{Sampling, Stage};
+use crate::config::Stage;
 use crate::interp::{Stop, noncanonical};
 use crate::kernel::entry::call_stubs::SYSCALL;
 use crate::kernel::entry::in_place::{self, Left};
 use crate::kernel::process::{Moved, Outcome, System};
 use crate::kernel::signal::GuestFault;
-use crate::kernel::signal::samples::{self, Clock};
 use crate::kernel::{x87_pointer, xstate};
 use crate::memory::{self, FaultInfo};
 use dynasour_guest::ThreadContext;
@@ -70,12 +70,10 @@ enum Dispatch {
 #[derive(Debug, Default)]
 pub(super) struct InPlace {
     dispatch: Dispatch,
-    /// How often it has come to the runtime since the last sample, if it is sampled by that.
-    visits: u32,
     /// The hot site that is observed.
     approach: Option<Approach>,
-    /// Have samples of copied blocks been started?
-    samples_copies: bool,
+    /// How the thread is sampled, also in copied blocks.
+    pub sampling: Sampled,
 }
 
 impl InPlace {
@@ -134,60 +132,6 @@ impl Dispatcher {
         self.sample_visits(system);
     }
 
-    /// The thread has come to the runtime: this may be a sample.
-    fn sample_visits(&mut self, system: &System) {
-        if let Sampling::Every(n) = self.machine.config.sampling
-            && self.machine.config.samples
-        {
-            self.in_place.visits += 1;
-            if self.in_place.visits >= n && !self.race_is_measured() {
-                self.in_place.visits = 0;
-                self.begin_sample(system);
-            }
-        }
-    }
-
-    /// Starts to sample the thread, if that is done by time.
-    fn start_samples(&self, context: &ThreadContext, system: &System) {
-        match self.machine.config.sampling {
-            _ if !self.machine.config.samples => {}
-            Sampling::Hz(hz) => system.samples.start(context, Clock::Thread, hz),
-            Sampling::Timer(hz) => system.samples.start(context, Clock::ThreadTimer, hz),
-            Sampling::Real(hz) => system.samples.start(context, Clock::Real, hz),
-            Sampling::Every(_) => {}
-        }
-    }
-
-    /// Has a sample of copied blocks not been handled yet?
-    pub(super) fn is_sampled(&self, context: &ThreadContext) -> bool {
-        context.sampled.load(Ordering::Relaxed) != 0 && self.machine.brings_out()
-    }
-
-    /// Copied blocks are sampled, if what is hot is to be found by that: a sample brings the thread out
-    /// of the code cache.
-    fn sample_copies(&mut self, context: &ThreadContext, system: &System) {
-        if !self.machine.config.samples {
-            return;
-        }
-        if !std::mem::replace(&mut self.in_place.samples_copies, true) {
-            self.start_samples(context, system);
-            samples::set_bring_out(self.machine.brings_out());
-        }
-        if context.sampled.swap(0, Ordering::Relaxed) != 0 {
-            let by_event = system.samples.sampled(!patches::is_shared());
-            count(&self.peer.sampled[0], 1);
-            count(&self.peer.sampled[1], u64::from(by_event));
-            if !self.race_is_measured()
-                && !self.selector.traces.is_recording()
-                && self.effort.is_affordable()
-            {
-                self.effort.begin();
-                self.begin_sample(system);
-            }
-        }
-        self.sample_visits(system);
-    }
-
     /// Why guest code at rip cannot be jumped to: none if it can.
     pub(super) fn unreachable(context: &ThreadContext) -> Option<Stop<Selected>> {
         // A signal frame has named this address. The jump there would fault in the host.
@@ -212,13 +156,7 @@ impl Dispatcher {
         match left {
             Left::Interrupted => system.deliver_pending(context),
             Left::Sample => {
-                count(&self.peer.sampled[0], 1);
-                let by_event = system.samples.sampled(!patches::is_shared());
-                count(&self.peer.sampled[1], u64::from(by_event));
-                if !self.race_is_measured() && self.effort.is_affordable() {
-                    self.effort.begin();
-                    self.begin_sample(system);
-                }
+                self.sampled(system);
                 Outcome::Continue
             }
             Left::Call => {
@@ -269,17 +207,8 @@ impl Dispatcher {
         }
     }
 
-    /// The heads that the thread passes next are counted. The first sample makes the code cache;
-    /// without memory for it, there are no traces.
-    fn begin_sample(&mut self, system: &System) {
-        if let Ok(made) = self.machine.make_fragments() {
-            self.fragments_made(made, system);
-            self.selector.begin_sample();
-        }
-    }
-
     /// The fragments were made just now, if `made` says so.
-    fn fragments_made(&mut self, made: Option<Moved>, system: &System) {
+    pub(super) fn fragments_made(&mut self, made: Option<Moved>, system: &System) {
         if let Some(moved) = made {
             system.host_moved(moved);
             self.count_heads();

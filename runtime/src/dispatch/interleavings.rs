@@ -311,7 +311,7 @@ pub(super) fn config(tier: Tier) -> RunConfig {
         chaos: None,
         sampling: Sampling::default(),
         race: RaceMode::Off,
-        samples: false,
+        traces_in_place: false,
         log: Default::default(),
         passes: None,
         skip_passes: Vec::new(),

@@ -221,7 +221,7 @@ impl Machine {
     /// Do samples bring threads out of the code cache?
     pub fn brings_out(&self) -> bool {
         let by_time = !matches!(self.config.sampling, Sampling::Every(_));
-        !self.is_direct() && by_time && self.config.samples
+        !self.is_direct() && by_time && self.config.samples()
     }
 
     /// A trace was made.

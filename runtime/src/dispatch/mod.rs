@@ -54,6 +54,7 @@ mod native_code;
 mod peers;
 mod race;
 mod report;
+mod sampling;
 mod select;
 mod stretch;
 mod traces;
@@ -273,7 +274,7 @@ impl Dispatcher {
 fn effort(config: &RunConfig) -> Effort {
     let budget = match config.tier {
         _ if config.interprets_first() => Budget::EARLY,
-        _ if config.samples => Budget::SAMPLED,
+        _ if config.samples() => Budget::SAMPLED,
         _ => Budget::LATE,
     };
     Effort::new(config.weighs_traces().then_some(budget), thread_time)

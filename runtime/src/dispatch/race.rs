@@ -219,7 +219,7 @@ impl Dispatcher {
         }
         for pc in self.rests.ended(thread_time()) {
             self.selector.traces.heads.forgive(pc);
-            if !self.machine.config.samples
+            if !self.machine.config.samples()
                 && let Some(mut fragments) = self.machine.fragments()
             {
                 fragments.count_head_again(pc);
@@ -227,7 +227,7 @@ impl Dispatcher {
         }
         // Perhaps there are samples anyway. Otherwise copied blocks may not come to the runtime for
         // long.
-        if !self.machine.config.samples {
+        if !self.machine.config.samples() {
             match self.rests.next.filter(|_| !patches::is_shared()) {
                 Some(_) if !system.samples.are_running() && !self.rests.no_events => {
                     self.rests.no_events = !system.samples.start_event(context, RESTING_HZ);
@@ -290,7 +290,7 @@ impl Dispatcher {
         prepared = prepared && fragments.prepare_race(&racer, &*code).unwrap_or(false);
         let by_visits = matches!(self.machine.config.sampling, Sampling::Every(_))
             || !self.machine.config.race.measures();
-        if !self.machine.config.samples {
+        if !self.machine.config.samples() {
             // Perhaps those that end rests.
             system.samples.stop();
         }

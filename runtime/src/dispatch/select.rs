@@ -79,12 +79,12 @@ impl Selector {
         }
     }
 
-    /// The thread was sampled in guest code in place: the heads that it passes next are counted.
+    /// The thread was sampled: the heads that it passes next are counted.
     pub fn begin_sample(&mut self) {
         self.sampled = SAMPLED_EDGES;
     }
 
-    /// Are the heads counted that the thread passes, because it was sampled in guest code in place?
+    /// Are the heads counted that the thread passes, because it was sampled?
     pub fn is_sampling(&self) -> bool {
         self.sampled > 0
     }

@@ -391,7 +391,7 @@ impl Dispatcher {
         if self.machine.is_direct() {
             let _exclusive = self.machine.pages.exclusive();
             patches::take_back(&(pc..pc + 1));
-        } else if !self.machine.config.samples
+        } else if !self.machine.config.samples()
             && let Some(mut fragments) = self.machine.fragments()
         {
             fragments.count_head_again(pc);
@@ -415,7 +415,7 @@ impl Dispatcher {
     /// Which heads copied blocks count, and up to which threshold. If threads are sampled, none.
     pub(super) fn native_heads(&self) -> HeadCounts {
         let threshold = match self.machine.config.tier {
-            _ if self.machine.config.samples => 0,
+            _ if self.machine.config.samples() => 0,
             Tier::Full | Tier::Dynamo if self.copies_blocks() => {
                 self.selector.traces.heads.due(u64::MAX, &self.selector.traces.policy).unwrap_or(1)
             }

@@ -74,20 +74,20 @@ pub(crate) fn is_wide(constant: u64) -> bool {
 fn uses(v: &Version) -> Vec<u64> {
     let mut uses = Vec::new();
     for inst in v.blocks.iter().flat_map(|b| &b.insts) {
-        let constants = inst.args.iter().filter_map(|a| a.as_const());
+        let constants = inst.args.iter().map(|a| a.as_const());
         match inst.mem {
+            // Base and index come first.
             Some(mem) => {
-                let disp = mem.disp as u64;
-                let base = inst.args.first().and_then(|a| a.as_const()).unwrap_or(0);
-                uses.push(disp.wrapping_add(base));
-                uses.extend(constants.skip(2));
+                let base = constants.clone().next().flatten().unwrap_or(0);
+                uses.push(base.wrapping_add(mem.disp as u64));
+                uses.extend(constants.skip(2).flatten());
             }
             // What is added may be subtracted instead.
             None if inst.op == Op::Add && inst.ty == Ty::I64 => {
                 let subtracted = |c: u64| if (c as i64) < 0 { c.wrapping_neg() } else { c };
-                uses.extend(constants.map(subtracted));
+                uses.extend(constants.flatten().map(subtracted));
             }
-            None if inst.ty == Ty::I64 => uses.extend(constants),
+            None if inst.ty == Ty::I64 => uses.extend(constants.flatten()),
             None => {}
         }
     }

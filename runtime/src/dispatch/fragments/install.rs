@@ -255,19 +255,12 @@ impl Plan {
         let (passes, skip) = (config.passes.clone(), config.skip_passes.clone());
         let read = &memory::read_word;
         let entry = Some(path.entry.with(read));
-        let peel_limit = match path.guest {
-            Some(_) => MOST_PEELED_OF_GUEST_LOOPS,
-            None => OptOptions::default().peel_limit,
-        };
-        let options = OptOptions {
-            passes,
-            skip,
-            peel_limit,
-            alias_guards,
-            entry,
-            native_results,
-            ..OptOptions::default()
-        };
+        let defaults = OptOptions::default();
+        let mut options =
+            OptOptions { passes, skip, alias_guards, entry, native_results, ..defaults };
+        if path.guest.is_some() {
+            options.peel_limit = MOST_PEELED_OF_GUEST_LOOPS;
+        }
         let optimising = Instant::now();
         during(Phase::Optimise, || policy.placement().optimise(&mut version, &options));
         self.times.optimise = nanoseconds(optimising);

@@ -26,7 +26,7 @@
 //! counts its starts. Twenty times links to 0x1000 lead to it, then to the gate of the block there,
 //! and so on. It loses: it is dropped, and links lead to the block.
 
-use super::{Fragments, Role};
+use super::{Fragments, Role, SideRequest};
 use crate::changes::patches;
 use crate::config::RaceMode;
 use crate::dispatch::thread_time;
@@ -312,6 +312,14 @@ impl Fragments {
     /// The version of a region that an exit belongs to: it, or one of its side traces, is left there.
     fn trace_of(&self, exit: ExitId) -> Option<FragmentId> {
         self.region_of(self.emitter.exit(exit)?.fragment)
+    }
+
+    /// The head of the region that an exit belongs to, for which a side trace is wanted.
+    pub fn region_head(&self, side: &SideRequest) -> Option<u64> {
+        if side.generation != self.generation {
+            return None;
+        }
+        Some(self.emitter.fragment(self.trace_of(side.exit)?)?.pc)
     }
 
     /// The version of a region that a fragment belongs to: itself, or the one that it is a side trace

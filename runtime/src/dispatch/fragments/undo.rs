@@ -29,15 +29,6 @@ pub struct Undone {
 }
 
 impl Fragments {
-    /// The head of the region that an exit belongs to.
-    pub fn region_head(&self, side: &SideRequest) -> Option<u64> {
-        if side.generation != self.generation {
-            return None;
-        }
-        let version = self.region_of(self.emitter.exit(side.exit)?.fragment)?;
-        Some(self.emitter.fragment(version)?.pc)
-    }
-
     /// The guest has left by a hot exit, with this state. If the version of the region that the exit
     /// belongs to has assumed what is not so, it is dropped, and with it the other versions there that
     /// assume the same. None if it has not.
