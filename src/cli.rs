@@ -30,8 +30,8 @@ use crate::ir::IrArgs;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use dynasour_runtime::config::{
-    Chaos, Count, EntryCheck, Limit, Placement, RaceMode, Returns, RunConfig, Sampling, Stage,
-    Tier, parse_pass, parse_trace_pass, placement,
+    Chaos, CompileThreads, Count, EntryCheck, Limit, Placement, RaceMode, Returns, RunConfig,
+    Sampling, Stage, Tier, parse_pass, parse_trace_pass, placement,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -253,6 +253,11 @@ pub struct RunArgs {
     /// stays), or for tests: trace, floor (the verdict is forced), swap (the race never ends)
     #[arg(long, default_value_t = RaceMode::default(), value_name = "MODE")]
     race: RaceMode,
+    /// Who compiles traces: 0 (the thread that needs them), 1 (a helper thread, while the program goes
+    /// on), or for tests: slow, wait (a slow one; one for which the program waits) [default: 1 where
+    /// there are two processors; 0 with options by which the result must not depend on time]
+    #[arg(long, value_name = "N")]
+    compile_threads: Option<CompileThreads>,
     /// With --tier direct: make no traces
     #[arg(long)]
     no_traces: bool,
@@ -346,6 +351,10 @@ impl RunArgs {
             (!is_sampled && self.sample_hz.is_some(), "--sample-hz"),
             (!is_direct && self.no_traces, "--no-traces"),
             (
+                matches!(self.tier, Tier::Interp | Tier::Copy) && self.compile_threads.is_some(),
+                "--compile-threads",
+            ),
+            (
                 !matches!(self.tier, Tier::Direct | Tier::Full) && self.race != RaceMode::default(),
                 "--race",
             ),
@@ -377,6 +386,9 @@ impl RunArgs {
         }
         if self.race != RaceMode::default() {
             option("--race", self.race.to_string());
+        }
+        if let Some(threads) = self.compile_threads {
+            option("--compile-threads", threads.to_string());
         }
         option("--policy", self.policy.name().to_string());
         if let Some(chaos) = self.chaos {
@@ -433,6 +445,7 @@ impl RunArgs {
             chaos: self.chaos,
             sampling,
             race: self.race,
+            compile_threads: self.compile_threads,
             traces_in_place: self.tier == Tier::Direct && !self.no_traces,
             log: self.log.into_iter().collect::<BTreeSet<_>>(),
             passes: self.passes,

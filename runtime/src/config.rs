@@ -105,6 +105,46 @@ impl FromStr for Sampling {
     }
 }
 
+/// Who compiles recorded paths.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CompileThreads {
+    /// The thread that has recorded them.
+    None,
+    /// A helper thread, while guest code goes on.
+    One,
+    /// For tests: a helper thread that is slow.
+    Slow,
+    /// For tests: a helper thread, for which the guest waits.
+    Wait,
+}
+
+impl CompileThreads {
+    const NAMES: [(CompileThreads, &str); 4] = [
+        (CompileThreads::None, "0"),
+        (CompileThreads::One, "1"),
+        (CompileThreads::Slow, "slow"),
+        (CompileThreads::Wait, "wait"),
+    ];
+}
+
+impl fmt::Display for CompileThreads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = CompileThreads::NAMES.iter().find(|(threads, _)| threads == self);
+        f.write_str(name.map_or("", |(_, name)| name))
+    }
+}
+
+impl FromStr for CompileThreads {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<CompileThreads, String> {
+        let threads = CompileThreads::NAMES.iter().find(|(_, name)| *name == s);
+        threads
+            .map(|(threads, _)| *threads)
+            .ok_or_else(|| "expected 0 or 1, or for tests: slow or wait".to_string())
+    }
+}
+
 /// How a new trace races with the code that it replaces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum RaceMode {
@@ -349,6 +389,8 @@ pub struct RunConfig {
     pub sampling: Sampling,
     /// How traces race with what they replace.
     pub race: RaceMode,
+    /// Who compiles recorded paths, if the user says so.
+    pub compile_threads: Option<CompileThreads>,
     /// Are traces made of guest code in place?
     pub traces_in_place: bool,
     /// Stages whose messages are written to stderr.
@@ -423,6 +465,22 @@ impl RunConfig {
         is_default && self.chaos.is_none()
     }
 
+    /// Who compiles recorded paths? By default a helper thread, if there is another processor for it,
+    /// unless the user asks for particular traces, counts or rounds, for which it must not depend on time
+    /// when a trace is ready.
+    pub fn compile_threads(&self) -> CompileThreads {
+        let depends_on_time = self.measures_paths()
+            && self.race == RaceMode::Measured
+            && self.count.is_none()
+            && self.only_traces.is_none()
+            && !matches!(self.sampling, Sampling::Every(_));
+        match self.compile_threads {
+            Some(threads) => threads,
+            None if depends_on_time && processors() > 1 => CompileThreads::One,
+            None => CompileThreads::None,
+        }
+    }
+
     /// Are blocks of guest code copied and run natively?
     pub fn copies_blocks(&self) -> bool {
         matches!(self.tier, Tier::Copy | Tier::Full | Tier::Direct) || self.interprets_first()
@@ -459,6 +517,16 @@ impl RunConfig {
     }
 }
 
+/// The processors on which this process may run.
+fn processors() -> i32 {
+    // SAFETY: an empty set, which the kernel fills. If it does not, one processor is counted.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set);
+        libc::CPU_COUNT(&set).max(1)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -480,6 +548,17 @@ mod tests {
         assert_eq!(Sampling::default().to_string().parse(), Ok(Sampling::default()));
         for bad in ["", "7", "every", "every=", "every=0", "every=-1", "hz=0", "hz=10001", "at=3"] {
             assert!(bad.parse::<Sampling>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn compile_threads_are_parsed_strictly() {
+        for (threads, name) in CompileThreads::NAMES {
+            assert_eq!(name.parse(), Ok(threads));
+            assert_eq!(threads.to_string(), name);
+        }
+        for bad in ["", "2", "-1", "fast"] {
+            assert!(bad.parse::<CompileThreads>().is_err(), "{bad}");
         }
     }
 

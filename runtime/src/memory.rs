@@ -289,6 +289,19 @@ pub fn read_word(addr: u64, size: u32) -> Option<u64> {
     (copy_in(addr, wanted) == size as usize).then(|| u64::from_le_bytes(bytes))
 }
 
+/// As [`read_word`], on a thread on which nobody handles faults: asks the kernel.
+pub fn read_word_by_kernel(addr: u64, size: u32) -> Option<u64> {
+    let mut bytes = [0; 8];
+    let wanted = bytes.get_mut(..size as usize)?;
+    let to = libc::iovec { iov_base: wanted.as_mut_ptr().cast(), iov_len: wanted.len() };
+    let from = libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: wanted.len() };
+    // SAFETY: writes at most the bytes of `to`; the kernel checks the address of `from`.
+    let read = unsafe {
+        libc::process_vm_readv(std::process::id() as i32, &raw const to, 1, &raw const from, 1, 0)
+    };
+    (read == size as isize).then(|| u64::from_le_bytes(bytes))
+}
+
 /// Copies `bytes` to guest memory at `addr`; returns the length of the prefix that could be
 /// written. A guarded page of code cannot be written by it; [`crate::changes::host::copy_out`] can
 /// write there.

@@ -24,6 +24,10 @@
 //! 9. the list of threads, then the changes that were posted to each thread
 //! 10. the state of pages of guest code ([`crate::changes::CodePages`])
 //!
+//! The lock of the helper thread ([`crate::kernel::process`]) is taken by a thread that holds no other, and
+//! held while the helper is started or waited for, which takes no other lock meanwhile. What the helper
+//! has compiled lies behind a lock that is held for nothing else.
+//!
 //! A fork in a process with threads holds all of them, so that they are free in the child. A new
 //! lock gets a rank in this list, and is taken in [`crate::kernel::process::Process::with_locks`]
 //! or in [`crate::kernel::process::Engine::with_locks`].

@@ -73,6 +73,7 @@ fn defaults(command: &[OsString]) -> RunArgs {
         sample: Sampling::default(),
         sample_hz: None,
         race: RaceMode::default(),
+        compile_threads: None,
         no_traces: false,
         stats: false,
         stats_json: None,

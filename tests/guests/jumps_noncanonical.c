@@ -1,13 +1,14 @@
 /* Indirect jumps, calls and returns that mostly lead to their function and now and then to a
  * non-canonical address. The handler must find the state before the transfer and rip at the
  * transfer; it repairs the target and lets the transfer happen. The same code is executed again
- * at addresses that do not fit 32 bits.
+ * at addresses that do not fit 32 bits. With an argument, signals of a timer arrive all the time.
  *
  * Hard for a translator: its own transfer sequence faults, or a lookup has already begun. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <ucontext.h>
 #include "guest.h"
 
@@ -80,7 +81,10 @@ static void attempt(const char *where, const struct attempt *a, char *code) {
     }
 }
 
-int main(void) {
+static void on_tick(int signal) { CHECK(signal == SIGALRM); }
+
+int main(int argc, char **argv) {
+    (void)argv;
     static char alternate[65536];
     stack_t stack = {.ss_sp = alternate, .ss_size = sizeof alternate};
     struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
@@ -89,6 +93,11 @@ int main(void) {
     for (int i = 0; i < ROUNDS; i++) targets[i] = (uint64_t)low_next;
     CHECK(attempt_low(targets, ROUNDS) != 0);
     CHECK(sigaltstack(&stack, NULL) == 0 && sigaction(SIGSEGV, &action, NULL) == 0);
+    if (argc > 1) {
+        struct sigaction tick = {.sa_handler = on_tick, .sa_flags = SA_RESTART | SA_ONSTACK};
+        struct itimerval often = {{0, 50}, {0, 50}};
+        CHECK(sigaction(SIGALRM, &tick, NULL) == 0 && setitimer(ITIMER_REAL, &often, NULL) == 0);
+    }
     char *far = mmap((void *)0x7abc12340000, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
     CHECK(far == (char *)0x7abc12340000);
     char *end = far;

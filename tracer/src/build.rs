@@ -55,14 +55,14 @@ use dynasour_ir::{
 };
 use rustc_hash::FxHashSet;
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// One block of a path and the pc to which control went from it.
 #[derive(Clone, Debug)]
 pub struct Step {
     /// The lifted block.
-    pub block: Rc<LiftedBlock>,
+    pub block: Arc<LiftedBlock>,
     /// The pc after it.
     pub next: u64,
     /// The values that it was predicted to compute, if the recorder searched for a loop of an

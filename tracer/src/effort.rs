@@ -111,6 +111,17 @@ impl Effort {
         self.refused = if trace { self.refused / 4 } else { MOST_REFUSED.min(self.refused + 1) };
     }
 
+    /// The attempt under way goes on elsewhere, and will probably make a trace.
+    pub fn note_submitted(&mut self) {
+        self.made = true;
+    }
+
+    /// Another thread has spent this many nanoseconds of processor time on an attempt of this one's.
+    pub fn note_elsewhere(&mut self, nanoseconds: u64, trace: bool) {
+        let spent = if trace { &mut self.spent_on_traces } else { &mut self.spent };
+        *spent += nanoseconds;
+    }
+
     /// Notes that an attempt begins, unless one is under way.
     pub fn begin(&mut self) {
         self.since.get_or_insert_with(self.clock);
@@ -161,6 +172,14 @@ mod tests {
         assert!(effort.may_extend() && !effort.is_affordable());
         let most = Budget::LATE.free / PER_INSTRUCTION;
         assert!(effort.may_compile(most) && !effort.may_compile(most + 1));
+        effort.note_elsewhere(7, true);
+        effort.note_submitted();
+        effort.since = Some(400);
+        effort.end();
+        assert_eq!(
+            effort.spent_on_traces, 1207,
+            "what a helper has taken, and the time until then"
+        );
         effort.spent_on_traces = u64::MAX;
         assert!(!effort.may_extend());
     }

@@ -38,7 +38,7 @@ use crate::short_loops;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::predict::{NativeResults, Prediction, Registers, Surroundings, predict};
 use dynasour_ir::{GuestTerm, Loc, Op, Operand, Term};
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// Why a recording produced no trace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -263,9 +263,9 @@ impl Recorder {
 
     /// Reports that the interpreter has executed `block` to its end and goes to `next`, where a
     /// fragment of the kind `target` starts.
-    pub fn step(&mut self, block: &Rc<LiftedBlock>, next: u64, target: TargetKind) -> Recording {
+    pub fn step(&mut self, block: &Arc<LiftedBlock>, next: u64, target: TargetKind) -> Recording {
         self.instructions += block.count as usize;
-        self.steps.push(Step { block: Rc::clone(block), next, observed: self.observation.take() });
+        self.steps.push(Step { block: Arc::clone(block), next, observed: self.observation.take() });
         let transfer = Transfer::of(block, next);
         let recursion =
             transfer == Transfer::Call && (next == self.head || self.callees.contains(&next));
@@ -344,7 +344,7 @@ impl Recorder {
     /// interpreted program. `around` is the state at `next`.
     pub fn step_through(
         &mut self,
-        block: &Rc<LiftedBlock>,
+        block: &Arc<LiftedBlock>,
         next: u64,
         target: TargetKind,
         heads: &mut DispatchHeads,
@@ -569,7 +569,7 @@ impl Recorder {
 
     /// Reports that the interpreter has executed `block` up to an instruction that the runtime
     /// executes.
-    pub fn runtime_instruction(&mut self, block: &Rc<LiftedBlock>) -> Recording {
+    pub fn runtime_instruction(&mut self, block: &Arc<LiftedBlock>) -> Recording {
         if block.count <= 1 && self.steps.is_empty() {
             return Recording::Aborted(AbortReason::NothingToTrace);
         }
@@ -584,7 +584,7 @@ impl Recorder {
             return self.finish(TraceShape::Linear, EndReason::OtherHead);
         }
         if block.count > 1 {
-            self.steps.push(Step { block: Rc::clone(block), next: block.pc, observed: None });
+            self.steps.push(Step { block: Arc::clone(block), next: block.pc, observed: None });
         }
         self.finish(TraceShape::Linear, EndReason::Runtime)
     }

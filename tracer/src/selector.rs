@@ -35,7 +35,7 @@ use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::predict::Surroundings;
 use dynasour_ir::{Gpr, GuestTerm, Term};
 use rustc_hash::{FxHashMap, FxHashSet};
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// How often a head is recorded again after its recording left its loop (guess; more waste time on
@@ -69,14 +69,14 @@ pub struct NextBlock<'a> {
     /// Why the block cannot be part of a trace; `None` if it can.
     pub refused: Option<AbortReason>,
     /// Returns the block; it is lifted only if it is wanted.
-    pub lifted: &'a dyn Fn() -> Rc<LiftedBlock>,
+    pub lifted: &'a dyn Fn() -> Arc<LiftedBlock>,
 }
 
 /// A recording under way.
 struct Active {
     recorder: Recorder,
     /// The block being executed.
-    block: Rc<LiftedBlock>,
+    block: Arc<LiftedBlock>,
 }
 
 /// Counts heads, records paths and decides about them, for one thread.
@@ -131,7 +131,7 @@ impl TraceSelector {
     /// `around` is the state there.
     pub fn start(
         &mut self,
-        block: Rc<LiftedBlock>,
+        block: Arc<LiftedBlock>,
         kind: HeadKind,
         stable: Vec<(Gpr, u64)>,
         around: &Surroundings<'_>,

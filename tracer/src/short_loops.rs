@@ -139,7 +139,7 @@ mod tests {
     use super::*;
     use crate::build::Step;
     use dynasour_guest::lift::{Bytes, MAX_BLOCK, lift_block};
-    use std::rc::Rc;
+    use std::sync::Arc;
 
     const HEAD: u64 = 0x1000;
     const AFTER: u64 = 0x1004;
@@ -147,7 +147,7 @@ mod tests {
     /// A probe for the loop `dec eax; jne` to itself.
     fn probe() -> Probe {
         let code = Bytes { start: HEAD, bytes: &[0xff, 0xc8, 0x75, 0xfc] };
-        let block = Rc::new(lift_block(HEAD, &code, MAX_BLOCK));
+        let block = Arc::new(lift_block(HEAD, &code, MAX_BLOCK));
         let steps = vec![Step { block, next: HEAD, observed: None }];
         let path = Path {
             head: HEAD,

@@ -146,15 +146,15 @@ mod tests {
     use super::*;
     use crate::build::Step;
     use dynasour_guest::lift::{Bytes, MAX_BLOCK, lift_block};
-    use std::rc::Rc;
+    use std::sync::Arc;
 
     const HEAD: u64 = 0x1000;
 
     /// An observation of the path from the head over 0x2000 and back.
     fn survival() -> Survival {
         let code = Bytes { start: HEAD, bytes: &[0xff, 0xc8, 0x75, 0xfc] };
-        let block = Rc::new(lift_block(HEAD, &code, MAX_BLOCK));
-        let step = |next| Step { block: Rc::clone(&block), next, observed: None };
+        let block = Arc::new(lift_block(HEAD, &code, MAX_BLOCK));
+        let step = |next| Step { block: Arc::clone(&block), next, observed: None };
         let steps = vec![step(0x2000), step(HEAD)];
         let path = Path {
             head: HEAD,

@@ -13,7 +13,7 @@ use dynasour_tracer::{
 };
 use iced_x86::code_asm::*;
 use std::cell::RefCell;
-use std::rc::Rc;
+use std::sync::Arc;
 
 const CODE: u64 = 0x40_0000;
 const PROGRAM: u64 = 0x10_0000;
@@ -73,8 +73,8 @@ impl Interpreter {
         Interpreter { bytes: result.inner.code_buffer, head, machine }
     }
 
-    fn block(&self, pc: u64) -> Rc<LiftedBlock> {
-        Rc::new(lift_block(pc, &Bytes { start: CODE, bytes: &self.bytes }, MAX_BLOCK))
+    fn block(&self, pc: u64) -> Arc<LiftedBlock> {
+        Arc::new(lift_block(pc, &Bytes { start: CODE, bytes: &self.bytes }, MAX_BLOCK))
     }
 
     /// Records from the head, which is known as a dispatch head, until the recorder is done.

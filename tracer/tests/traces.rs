@@ -13,7 +13,7 @@ use dynasour_tracer::{
 };
 use iced_x86::code_asm::*;
 use std::collections::HashMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
 const CODE: u64 = 0x40_0000;
 const DATA: u64 = 0x10_0000;
@@ -21,7 +21,7 @@ const STACK: u64 = 0x7f_0000;
 
 struct Program {
     bytes: Vec<u8>,
-    blocks: HashMap<u64, Rc<LiftedBlock>>,
+    blocks: HashMap<u64, Arc<LiftedBlock>>,
 }
 
 impl Program {
@@ -32,14 +32,14 @@ impl Program {
         Program { bytes, blocks: HashMap::new() }
     }
 
-    fn lifted(&mut self, pc: u64) -> Option<Rc<LiftedBlock>> {
+    fn lifted(&mut self, pc: u64) -> Option<Arc<LiftedBlock>> {
         if !(CODE..CODE + self.bytes.len() as u64).contains(&pc) {
             return None;
         }
         let code = Bytes { start: CODE, bytes: &self.bytes };
         let block =
-            self.blocks.entry(pc).or_insert_with(|| Rc::new(lift_block(pc, &code, MAX_BLOCK)));
-        Some(Rc::clone(block))
+            self.blocks.entry(pc).or_insert_with(|| Arc::new(lift_block(pc, &code, MAX_BLOCK)));
+        Some(Arc::clone(block))
     }
 
     /// Runs `base` from `head` in `state`, recording until the recorder is done.

@@ -8,6 +8,7 @@
 //! Example: munmap removes a page of code. [`Code::drop_code`] finds that the page was read, and
 //! has every thread drop what was made from it.
 
+use super::compiling::Compilations;
 use super::select::NO_FRAGMENT;
 use super::{Dispatcher, in_place::InPlace};
 use crate::changes::{Code, patches};
@@ -84,6 +85,7 @@ impl Engine for Dispatcher {
         self.in_place = InPlace::default();
         self.selector.traces.dispatch.clear();
         self.abandon(AbortReason::Flushed);
+        self.compilations = Compilations::default();
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
         self.interp.inherit();
         if let Err(error) = self.machine.after_fork_child(&self.peer) {

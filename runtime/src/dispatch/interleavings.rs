@@ -311,6 +311,7 @@ pub(super) fn config(tier: Tier) -> RunConfig {
         chaos: None,
         sampling: Sampling::default(),
         race: RaceMode::Off,
+        compile_threads: None,
         traces_in_place: false,
         log: Default::default(),
         passes: None,

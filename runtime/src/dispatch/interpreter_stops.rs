@@ -31,7 +31,10 @@ impl Dispatcher {
         system: &mut System,
         stop: Stop<P>,
     ) -> Outcome {
+        // A call that was refused may have overwritten its target, so it cannot be tried later.
+        let may_be_retried = !matches!(stop, Stop::Trap { trap: Trap::Protection, .. });
         if let Stop::Special { pc } | Stop::Trap { pc, .. } | Stop::Fault { pc, .. } = stop
+            && may_be_retried
             && context.pending.load(Ordering::Relaxed) != 0
         {
             // A signal is pending: it is delivered before the instruction, which is tried later.

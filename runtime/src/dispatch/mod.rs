@@ -40,6 +40,7 @@
 //! call, and `stops` has the kernel perform it.
 
 mod call_sites;
+mod compiling;
 mod engine;
 mod entrances;
 mod footprint;
@@ -63,11 +64,11 @@ mod vfork_child;
 use crate::changes::Code;
 use crate::config::RunConfig;
 use crate::interp::{Interp, Stop};
-use crate::kernel::process::Death;
-use crate::kernel::process::Ending;
-use crate::kernel::process::{Engine, Outcome, System};
+use crate::kernel::process::helper;
+use crate::kernel::process::{Death, Ending, Engine, Outcome, System};
 use crate::kernel::signal::GuestFault;
 use crate::observe::profile;
+use compiling::Compilations;
 use dynasour_emitter::codegen::Allocator;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::context::TRAP_FLAG;
@@ -98,6 +99,8 @@ pub struct Dispatcher {
     effort: Effort,
     /// The code generator's working memory, kept from compilation to compilation.
     allocator: Allocator,
+    /// The paths of this thread that the helper compiles.
+    compilations: Compilations,
     /// How the guest came to the pc at which native code is to be entered next.
     arrival: Arrival,
     /// What the thread needs to run guest code in place.
@@ -131,6 +134,7 @@ impl Dispatcher {
             side_request: None,
             effort: effort(&machine.config),
             allocator: Allocator::default(),
+            compilations: Compilations::default(),
             arrival: Arrival::default(),
             in_place: InPlace::default(),
             entrances: Entrances::default(),
@@ -172,6 +176,9 @@ impl Dispatcher {
             self.prepare_in_place(context, system);
             self.step_race(context, system);
             let outcome = if !self.peer.enter(context) {
+                // In this order: what is read of guest code now may be about to change, which was
+                // posted then.
+                self.take_compiled();
                 self.forget_posted();
                 Outcome::Continue
             } else if context.rflags & TRAP_FLAG != 0 {
@@ -254,6 +261,8 @@ impl Dispatcher {
             Outcome::ThreadExit(status) => Ending::Process(status),
             Outcome::Exit(status) => Ending::Process(status),
             Outcome::Killed(signo) => {
+                // A core file is to have the guest's threads only.
+                helper::turn_off();
                 if !system.process.shares_memory() {
                     self.machine.give_code_back();
                     system.process.memory().hide_from_core_file();

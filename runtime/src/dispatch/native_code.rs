@@ -20,8 +20,8 @@
 
 use super::fragments::{FragmentError, Fragments};
 use crate::changes::{CodePages, schedule};
-use crate::config::RunConfig;
-use crate::kernel::process::Moved;
+use crate::config::{CompileThreads, RunConfig};
+use crate::kernel::process::{Moved, helper};
 use crate::sync::lock;
 use dynasour_emitter::cache;
 use dynasour_guest::space::Reservation;
@@ -79,7 +79,10 @@ impl NativeCode {
         if before.private_memory_lost {
             fragments.lose_private_memory();
         }
-        let moved = Moved { from: from.into_iter().collect(), to: fragments.memory() };
+        let mut moved = Moved { from: from.into_iter().collect(), to: fragments.memory() };
+        if config.compile_threads() != CompileThreads::None {
+            moved.to.extend(helper::reserve());
+        }
         // Only this function sets it, under the lock.
         let _ = self.made.set(Mutex::new(fragments));
         Ok(Some(moved))

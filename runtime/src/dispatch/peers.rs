@@ -87,6 +87,8 @@ pub struct Peer {
     context: AtomicPtr<ThreadContext>,
     /// Is there anything in `stale`?
     posted: AtomicBool,
+    /// Is something ready for the thread that the helper has done? It comes outside to take it.
+    notified: AtomicBool,
     /// Ranges of guest code that have changed. The thread drops its blocks made from them.
     stale: Mutex<Vec<Range<u64>>>,
     /// The kernel's id of the thread.
@@ -186,8 +188,8 @@ impl Peer {
     }
 
     /// The thread is about to interpret with `context`, from outside or from the cache. On `false`
-    /// ranges were posted, or the thread was asked to park: it is outside and has to [`Peer::take_stale`]
-    /// first.
+    /// ranges were posted, or it was notified, or was asked to park: it is outside and has to
+    /// [`Peer::take_stale`] first.
     pub fn enter(&self, context: &mut ThreadContext) -> bool {
         self.context.store(context, Ordering::Relaxed);
         sync_point(SyncPoint::Enter);
@@ -196,7 +198,9 @@ impl Peer {
             self.accept_calls();
         }
         sync_point(SyncPoint::Enter);
-        let free = !self.posted.load(Ordering::SeqCst) && !self.parking.is_requested();
+        let free = !self.posted.load(Ordering::SeqCst)
+            && !self.notified.load(Ordering::SeqCst)
+            && !self.parking.is_requested();
         if !free {
             self.leave();
             self.parking.park();
@@ -239,9 +243,36 @@ impl Peer {
 
     /// Takes the ranges of guest code that were posted. The thread drops its blocks made from them.
     pub fn take_stale(&self) -> Vec<Range<u64>> {
+        self.notified.store(false, Ordering::SeqCst);
         let mut stale = lock(&self.stale);
         self.posted.store(false, Ordering::SeqCst);
         std::mem::take(&mut stale)
+    }
+
+    /// Something is ready for the thread, which it takes when it comes outside.
+    pub fn leave_note(&self) {
+        self.notified.store(true, Ordering::SeqCst);
+    }
+
+    /// On the helper thread: something is ready for the thread. Returns when it is outside, or will come
+    /// there without delay. (A thread that interprets stops soon, because it looks for what is ready
+    /// before it runs native code.)
+    pub fn notify(&self) {
+        self.leave_note();
+        loop {
+            let moves = self.moves.load(Ordering::SeqCst);
+            match ThreadState::of(moves) {
+                ThreadState::Outside => return,
+                ThreadState::Interpreting => self.await_move(moves),
+                // If no signal can be sent, the thread comes out by itself some time.
+                ThreadState::Cache => return drop(self.call()),
+            }
+        }
+    }
+
+    /// Has the thread been notified, and has not come outside since?
+    pub fn is_notified(&self) -> bool {
+        self.notified.load(Ordering::Relaxed)
     }
 
     /// Has something been posted that the thread has not taken yet?

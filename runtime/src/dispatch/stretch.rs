@@ -91,7 +91,8 @@ pub(super) enum Ended {
     Full,
     /// Guest code in place was left.
     InPlace(Left),
-    /// A window of a race is over, a race can begin, or copied blocks were sampled.
+    /// A window of a race is over, a race can begin, copied blocks were sampled, or a trace was
+    /// compiled.
     Due,
     /// The thread is outside already, and other threads have posted ranges to it.
     Outside,
@@ -144,7 +145,9 @@ impl Dispatcher {
             }
             if std::mem::replace(&mut progressed, true)
                 && !self.selector.traces.is_recording()
-                && (self.racing.is_due(self.machine.config.race) || self.is_sampled(context))
+                && (self.racing.is_due(self.machine.config.race)
+                    || self.is_sampled(context)
+                    || self.peer.is_notified())
             {
                 return Ended::Due;
             }
@@ -314,7 +317,10 @@ impl Dispatcher {
             // At least one instruction is executed before a fragment is entered again.
             _ => Arrival::WithoutProgress,
         };
-        if !self.peer.enter(context) {
+        // Whatever was posted, a refused transfer is not executed again: a call may have overwritten its
+        // target.
+        let is_refused = matches!(after, AfterNative::NonCanonical(_));
+        if !is_refused && !self.peer.enter(context) {
             return Some(Ended::Outside);
         }
         if let Some(head) = dispatch {

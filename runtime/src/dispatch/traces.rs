@@ -7,7 +7,8 @@
 //!            │                   │
 //!            └────► record ◄─────┘        the interpreter, which tells the selector each block
 //!                     │
-//!          `Selected::Recorded` ──► `compile`: plan and install (lock), version and code (no lock)
+//!          `Selected::Recorded` ──► `plan` (lock) ──► `compile` (no lock, perhaps on the helper thread)
+//!                     │                              ──► `install` (lock)
 //!          `Selected::Aborted`  ──► `failed`: the head is penalised or given up
 //! ```
 //!
@@ -16,10 +17,11 @@
 //! and installs. Several threads may record the same head; the first to install it wins.
 //!
 //! Example: the head 0x1000 is hot. `selected` starts a recording; the interpreter comes back to
-//! 0x1000, so the selector stops it with the path; `compile` makes a fragment, and `mark` tells the
-//! interpreter that one starts there.
+//! 0x1000, so the selector stops it with the path; it is compiled ([`super::compiling`]); `install` makes
+//! a fragment, and `mark` tells the interpreter that one starts there.
 
 use super::Dispatcher;
+use super::compiling::{Compilation, Compiled};
 use super::fragments::{Arrival, Failure, SideRequest, StubWork, Undone};
 use super::select::{
     COPIED_BLOCK, DISPATCH_FRAGMENT, LINEAR_DISPATCH_FRAGMENT, LINEAR_FRAGMENT, LOOP_FRAGMENT,
@@ -49,6 +51,9 @@ impl Dispatcher {
             Selected::Native => {}
             Selected::Hot { kind, stable } => {
                 let pc = context.rip;
+                if self.compilations.has_head(pc) {
+                    return;
+                }
                 // Another thread may have made the fragment already.
                 if self.machine.fragments().is_some_and(|mut f| f.find_version(pc).is_some()) {
                     self.mark(pc);
@@ -67,24 +72,10 @@ impl Dispatcher {
                 if std::mem::take(&mut self.only_guest_loops) && path.guest.is_none() {
                     return self.selector.traces.dispatch.found_no_more(path.head);
                 }
-                let is_side_trace = self.side_request.is_some();
-                match self.compile(&path) {
-                    Ok(()) => {
-                        self.effort.note_result(true);
-                        self.selector.end_sample();
-                        self.machine.set_traced();
-                        self.trace_installed();
-                        self.mark(path.head);
-                        if !is_side_trace {
-                            self.entrances.made(path.head);
-                        }
-                    }
-                    Err(failure) => {
-                        if path.guest.is_some() {
-                            self.guest_loop_failed(path.head, failure);
-                        }
-                        self.failed(path.head, failure, path.guest.is_some());
-                    }
+                let (head, is_guest_loop) = (path.head, path.guest.is_some());
+                match self.plan(path) {
+                    Ok(compilation) => self.compile(compilation),
+                    Err(failure) => self.not_compiled(head, failure, is_guest_loop),
                 }
             }
             Selected::Aborted(head, reason) => {
@@ -98,9 +89,9 @@ impl Dispatcher {
         }
     }
 
-    /// Compiles a recorded path into a fragment. Only planning and installing it take the lock of
-    /// the fragments.
-    fn compile(&mut self, path: &Path) -> Result<(), Failure> {
+    /// Plans the compilation of a recorded path. Only planning and installing it take the lock of the
+    /// fragments.
+    fn plan(&mut self, path: Path) -> Result<Compilation, Failure> {
         let instructions = path.steps.iter().map(|step| u64::from(step.block.count)).sum();
         if self.side_request.is_none() && !self.effort.may_compile(instructions) {
             return Err(Failure::Refused(AbortReason::TooDear));
@@ -108,7 +99,7 @@ impl Dispatcher {
         let (config, policy, side) =
             (&self.machine.config, &self.selector.traces.policy, self.side_request.take());
         let Some(mut fragments) = self.machine.fragments() else { return Err(Failure::Stale) };
-        let mut plan = fragments.plan(path, side, config, policy)?;
+        let mut plan = fragments.plan(&path, side, config, policy)?;
         plan.times.record = self.selector.traces.recording_nanoseconds();
         drop(fragments);
         if self.peer.is_posted() {
@@ -116,10 +107,40 @@ impl Dispatcher {
             // plan stale, so that `install` fails.)
             return Err(Failure::Stale);
         }
-        let version = plan.version(path, config, policy)?;
-        let code = during(Phase::Emit, || plan.code(&version, &mut self.allocator, config))?;
-        let Some(mut fragments) = self.machine.fragments() else { return Err(Failure::Stale) };
-        during(Phase::Emit, || fragments.install(plan, &version, code, path, config))
+        let draft = plan.build(&path, config, policy)?;
+        Ok(Compilation { plan, path, draft, side })
+    }
+
+    /// Publishes what was compiled as a fragment.
+    pub(super) fn install(&mut self, compiled: Compiled) {
+        let Compiled { plan, path, code, side } = compiled;
+        let (machine, head) = (self.machine, path.head);
+        let installed = code.and_then(|(version, code)| {
+            let Some(mut fragments) = machine.fragments() else { return Err(Failure::Stale) };
+            let config = &machine.config;
+            during(Phase::Emit, || fragments.install(plan, &version, code, &path, config))
+        });
+        match installed {
+            Ok(()) => {
+                self.effort.note_result(true);
+                self.selector.end_sample();
+                self.machine.set_traced();
+                self.trace_installed();
+                self.mark(head);
+                if side.is_none() {
+                    self.entrances.made(head);
+                }
+            }
+            Err(failure) => self.not_compiled(head, failure, path.guest.is_some()),
+        }
+    }
+
+    /// No trace was made of a recorded path.
+    fn not_compiled(&mut self, head: u64, failure: Failure, is_guest_loop: bool) {
+        if is_guest_loop {
+            self.guest_loop_failed(head, failure);
+        }
+        self.failed(head, failure, is_guest_loop);
     }
 
     /// No trace was made for a loop of an interpreted program.
@@ -154,7 +175,7 @@ impl Dispatcher {
         match failure {
             Failure::Full => self.overflowed(),
             // Another thread may have made a fragment there.
-            Failure::Stale => self.mark(head),
+            Failure::Stale => self.mark_known(head),
             // The head gets hot again when there is more time.
             Failure::Refused(AbortReason::TooDear) => {}
             Failure::Refused(AbortReason::NoGain) if !is_guest_loop => {
@@ -180,8 +201,25 @@ impl Dispatcher {
         self.count_heads();
     }
 
-    /// Sets the `user` word of the interpreter's block at `pc` to what starts there.
+    /// Sets the `user` word of the interpreter's block at `pc` to what starts there. The block is made if
+    /// need be, so `pc` is where the guest is, or its code has not changed.
     pub(super) fn mark(&mut self, pc: u64) {
+        let user = self.native_at(pc);
+        if let Ok(entry) = self.interp.entry(pc) {
+            entry.user = user;
+        }
+    }
+
+    /// As [`Dispatcher::mark`], if there is such a block. There may be no code at `pc` any more.
+    fn mark_known(&mut self, pc: u64) {
+        let user = self.native_at(pc);
+        if let Some(entry) = self.interp.known_entry(pc) {
+            entry.user = user;
+        }
+    }
+
+    /// What starts at `pc`, as a `user` word.
+    fn native_at(&mut self, pc: u64) -> u32 {
         let copied = self.machine.config.interprets_first();
         let user = match self.machine.fragments().and_then(|f| f.kind_at(pc)) {
             None if copied && self.machine.fragments().is_some_and(|mut f| f.has_code(pc)) => {
@@ -196,9 +234,7 @@ impl Dispatcher {
         if user <= COPIED_BLOCK {
             self.selector.traces.dispatch.forget(pc);
         }
-        if let Ok(entry) = self.interp.entry(pc) {
-            entry.user = user;
-        }
+        user
     }
 
     /// Drops all native code, and the recording under way, which may hold blocks of old code.
@@ -262,9 +298,10 @@ impl Dispatcher {
             return self.mark(pc);
         }
         let kind = if fragments.is_function(pc) { HeadKind::Function } else { HeadKind::Other };
-        if self.race_is_measured() || !self.effort.is_affordable() {
-            // A race is not to be disturbed, or the thread has used up its time for traces. The head
-            // is tried again later, when the guest has run longer.
+        if self.race_is_measured() || !self.effort.is_affordable() || self.compilations.has_head(pc)
+        {
+            // A race is not to be disturbed, the thread has used up its time for traces, or the head's
+            // trace is being compiled. The head is tried again later, when the guest has run longer.
             return fragments.postpone(pc, counter, executions);
         }
         drop(fragments);
@@ -313,7 +350,7 @@ impl Dispatcher {
         self.arrival = Arrival::WithoutProgress;
         let pc = context.rip;
         let wanted = self.selector.traces.dispatch.wants_more(pc);
-        if !wanted || !self.effort.is_affordable() {
+        if !wanted || !self.effort.is_affordable() || self.compilations.has_head(pc) {
             return;
         }
         if let Ok(entry) = self.interp.entry(pc)
@@ -330,6 +367,9 @@ impl Dispatcher {
     /// be traced.
     pub(super) fn record_side_trace(&mut self, context: &ThreadContext, side: SideRequest) {
         self.arrival = Arrival::WithoutProgress;
+        if self.compilations.has_exit(&side) {
+            return;
+        }
         let undone = self.machine.fragments().and_then(|mut f| f.undo(&side, context));
         if let Some(undone) = undone {
             return self.assumptions_undone(&undone);

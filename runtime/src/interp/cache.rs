@@ -51,7 +51,7 @@ pub struct BlockEntry {
     /// For the policy; initially 0. The dynamo mode keeps a fragment's number here.
     pub user: u32,
     code: Rc<dyn Fetch>,
-    lifted: OnceCell<Rc<LiftedBlock>>,
+    lifted: OnceCell<Arc<LiftedBlock>>,
 }
 
 impl BlockEntry {
@@ -62,7 +62,7 @@ impl BlockEntry {
 
     /// The block's IR, lifted again from guest memory at the first request. It is not kept when the
     /// block is made because few blocks are ever recorded.
-    pub fn lifted(&self) -> Rc<LiftedBlock> {
+    pub fn lifted(&self) -> Arc<LiftedBlock> {
         let lift = || match &self.checked {
             None => lift_block(self.pc, &*self.code, self.count as usize),
             Some(bytes) => {
@@ -71,7 +71,7 @@ impl BlockEntry {
                 LiftedBlock { checked: Some(bytes.clone()), ..lifted }
             }
         };
-        self.lifted.get_or_init(|| Rc::new(lift())).clone()
+        self.lifted.get_or_init(|| Arc::new(lift())).clone()
     }
 }
 
@@ -233,6 +233,11 @@ impl Cache {
             front.put(pc, block);
         }
         Ok(block)
+    }
+
+    /// The block at `pc`, if it exists.
+    pub fn known(&self, pc: u64) -> Option<BlockRef> {
+        self.blocks.get(&pc).copied()
     }
 
     /// The block of only the instruction at `pc`, made if it does not exist.

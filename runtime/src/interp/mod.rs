@@ -403,6 +403,13 @@ impl Interp {
         Ok(unsafe { &mut block.as_mut().entry })
     }
 
+    /// The entry of the block at `pc`, if it exists. Reads no guest code.
+    pub fn known_entry(&mut self, pc: u64) -> Option<&mut BlockEntry> {
+        let mut block = self.cache.known(pc)?;
+        // SAFETY: as in `entry`.
+        Some(unsafe { &mut block.as_mut().entry })
+    }
+
     /// Calls `f` on the entries of all blocks, in no order. For policies that keep data in them.
     pub fn for_each_entry(&mut self, f: impl FnMut(&mut BlockEntry)) {
         self.cache.for_each_entry(f);

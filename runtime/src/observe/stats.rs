@@ -98,6 +98,10 @@ pub struct Stats {
     pub code_bytes: u64,
     /// Nanoseconds spent on building, optimising and emitting traces.
     pub compile_nanoseconds: u64,
+    /// Recorded paths that the helper thread compiled, whatever became of them.
+    pub helped: u64,
+    /// Nanoseconds that it spent on that.
+    pub helper_nanoseconds: u64,
     /// Nanoseconds of wall-clock time that the guest's threads spent in each phase.
     pub time_nanoseconds: BTreeMap<&'static str, u64>,
     /// Samples of processor time in native code, by the kind of the code: traces, copied blocks, or
@@ -273,6 +277,8 @@ impl Stats {
         row("links", self.links.to_string());
         row("code bytes", self.code_bytes.to_string());
         row("compile time (ms)", format!("{:.1}", self.compile_nanoseconds as f64 / 1e6));
+        row("paths for the helper thread", self.helped.to_string());
+        row("  its time (ms)", format!("{:.1}", self.helper_nanoseconds as f64 / 1e6));
         row("fragment entries", self.fragment_entries.to_string());
         row("fragment ends in the runtime", self.fragment_ends.to_string());
         for (reason, count) in &self.deopts {

@@ -27,7 +27,7 @@ use dynasour_testkit::code::Random;
 use dynasour_tracer::{DefaultPolicy, HeadKind, Path, Recorder, Recording, TargetKind, build};
 use program::{Pools, Program};
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::Arc;
 use world::{State, World};
 
 /// Fragments in the cache after which it is flushed (guess).
@@ -207,7 +207,7 @@ fn record(world: &mut World, start: &State, random: &mut Random) -> Option<Path>
     world.begin(start);
     loop {
         let pc = world.ours.context.rip;
-        let block = Rc::new(lift_block(pc, &world.code(), MAX_BLOCK));
+        let block = Arc::new(lift_block(pc, &world.code(), MAX_BLOCK));
         let mut stop = None;
         for _ in 0..block.count {
             stop = world.interpret();

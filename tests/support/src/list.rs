@@ -134,6 +134,8 @@ macro_rules! for_each_guest {
             digests_static: "digests.c" .flags(&["-static", "-lm"]) .args(&["500"]),
             // Processes, memory and files.
             fork_tree: "fork_tree.c",
+            alone: "alone.c",
+            alone_counts: "alone.c" .args(&["20000", "count"]),
             vfork_exec: "vfork_exec.c" .exits(11),
             posix_spawn: "posix_spawn.c",
             mmap: "mmap.c",
@@ -172,6 +174,7 @@ macro_rules! for_each_guest {
             return_slots: "return_slots.c" .flags(&["-mno-red-zone"]),
             calls_noncanonical: "calls_noncanonical.c" .flags(&["-mno-red-zone"]),
             jumps_noncanonical: "jumps_noncanonical.c",
+            jumps_noncanonical_ticks: "jumps_noncanonical.c" .args(&["ticks"]),
             refused: "refused.c",
             self_modifying: "self_modifying.c",
             code_writes: "code_writes.c" .args(&["{dir}/code_writes.tmp"])

@@ -42,6 +42,16 @@ impl Mode {
             Mode::new("direct-timer", "--tier direct --sample timer=1000 --threshold 1"),
             Mode::new("direct-eager", "--tier direct --sample every=1 --threshold 1"),
             Mode::new("direct-swap", "--tier direct --sample every=7 --threshold 1 --race swap"),
+            Mode::new(
+                "direct-helper",
+                "--tier direct --sample every=1 --threshold 1 --compile-threads 1",
+            ),
+            Mode::new(
+                "direct-slow",
+                "--tier direct --sample every=2 --threshold 1 --compile-threads slow",
+            ),
+            Mode::new("full-helper", "--tier full --threshold 1 --compile-threads 1"),
+            Mode::new("full-wait", "--tier full --threshold 1 --compile-threads wait --race swap"),
             Mode::new("full-swap", "--tier full --threshold 1 --race swap"),
             Mode::new(
                 "direct-chaos",

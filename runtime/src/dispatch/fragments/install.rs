@@ -3,7 +3,8 @@
 //!
 //! Data: [`Plan`], which belongs to the thread that compiles. The caller holds the lock of the
 //! fragments in [`Fragments::plan`] and [`Fragments::install`]. Between them it holds no lock:
-//! [`Plan::version`] builds and optimises the version, and [`Plan::code`] generates its code.
+//! [`Plan::build`] builds the version, [`Plan::optimise`] optimises it, and [`Plan::code`] generates its
+//! code. The latter two may run on another thread ([`crate::dispatch::compiling`]).
 //!
 //! Invariants: a plan is *stale* if meanwhile code was touched or everything was dropped
 //! (`generation` has changed), or another thread has made the region's first fragment; a stale plan
@@ -11,14 +12,13 @@
 //! before anything leads to it. After that nothing fails.
 //!
 //! Example: the path of a loop at 0x1000 was recorded. `plan` notes that the region has no fragment
-//! yet, and what may be assumed. `version` builds and optimises; `code` generates code. `install`
+//! yet, and what may be assumed. `build`, `optimise` and `code` make the code. `install`
 //! places the code, notes from which bytes it was made, and makes links lead there.
 
 use super::links::exits::Event;
 use super::race::Starts;
 use super::{Fragments, Role, SideRequest};
 use crate::config::{RunConfig, Stage};
-use crate::memory;
 use crate::observe::attempts::Outcome;
 use crate::observe::census::CompileTimes;
 use crate::observe::ledger::Made;
@@ -26,6 +26,7 @@ use crate::observe::profile::{Phase, during};
 use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
 use dynasour_emitter::{EmitError, EntryState, ExitId};
 use dynasour_ir::opt::{self, OptOptions, Shape};
+use dynasour_ir::predict::NativeResults;
 use dynasour_ir::{Context, Fact, Version};
 use dynasour_tracer::{AbortReason, Assumption, Built, Path, SpeculationPolicy, TraceShape, build};
 use std::time::Instant;
@@ -48,13 +49,19 @@ pub struct Plan {
     request: Request,
     /// [`Fragments::generation`] when the plan was made.
     generation: u64,
-    start: Instant,
     /// The time that each part of the compilation has taken.
     pub times: CompileTimes,
     /// What its version assumes beyond the path.
     assumptions: Vec<Assumption>,
     /// The text of the version as built, if the ledger of a counting run wants it.
     built: Option<String>,
+}
+
+/// A version as it was built.
+pub struct Draft {
+    version: Version,
+    /// What natives were observed to compute.
+    native_results: NativeResults,
 }
 
 /// Why a recorded path did not become a fragment.
@@ -128,7 +135,6 @@ impl Fragments {
             side_exit,
             request,
             generation: self.generation,
-            start: Instant::now(),
             times: CompileTimes::default(),
             assumptions: Vec::new(),
             built: None,
@@ -206,7 +212,7 @@ impl Fragments {
         self.stats.trace_instructions +=
             path.steps.iter().map(|s| u64::from(s.block.count)).sum::<u64>();
         self.stats.code_bytes += size;
-        self.stats.compile_nanoseconds += plan.start.elapsed().as_nanos() as u64;
+        self.stats.compile_nanoseconds += plan.times.build + plan.times.optimise + plan.times.emit;
         self.links_changed();
         Ok(())
     }
@@ -231,30 +237,45 @@ impl Fragments {
 }
 
 impl Plan {
-    /// Builds the path's version and optimises it. It needs no lock.
+    /// Builds the path's version. It needs no lock.
     ///
     /// # Errors
     /// The path cannot be built.
-    pub fn version(
+    pub fn build(
         &mut self,
         path: &Path,
         config: &RunConfig,
         policy: &dyn SpeculationPolicy,
-    ) -> Result<Version, Failure> {
+    ) -> Result<Draft, Failure> {
         let context = Context { facts: self.facts.clone() };
         let building = Instant::now();
         let built = during(Phase::Record, || build::build(path, &self.name, context, policy));
-        let Built { mut version, assumptions, native_results } =
+        let Built { version, assumptions, native_results } =
             built.map_err(|e| Failure::Refused(e.0))?;
         self.assumptions = assumptions;
         self.times.build = nanoseconds(building);
         self.built =
             config.count.as_ref().filter(|count| count.detail).map(|_| version.to_string());
         log(config, Stage::Trace, || version.to_string());
+        Ok(Draft { version, native_results })
+    }
+
+    /// Optimises the version that [`Plan::build`] has made of the path. It needs no lock, and may run on
+    /// another thread; `read` reads a word of guest memory there.
+    ///
+    /// # Errors
+    /// The version contradicts itself.
+    pub fn optimise(
+        &mut self,
+        draft: Draft,
+        path: &Path,
+        config: &RunConfig,
+        read: fn(u64, u32) -> Option<u64>,
+    ) -> Result<Version, Failure> {
+        let Draft { mut version, native_results } = draft;
         let alias_guards = self.is_first_version || path.guest.is_some();
         let (passes, skip) = (config.passes.clone(), config.skip_passes.clone());
-        let read = &memory::read_word;
-        let entry = Some(path.entry.with(read));
+        let entry = Some(path.entry.with(&read));
         let defaults = OptOptions::default();
         let mut options =
             OptOptions { passes, skip, alias_guards, entry, native_results, ..defaults };
@@ -262,7 +283,7 @@ impl Plan {
             options.peel_limit = MOST_PEELED_OF_GUEST_LOOPS;
         }
         let optimising = Instant::now();
-        during(Phase::Optimise, || policy.placement().optimise(&mut version, &options));
+        during(Phase::Optimise, || config.placement.optimise(&mut version, &options));
         self.times.optimise = nanoseconds(optimising);
         log(config, Stage::Opt, || version.to_string());
         if path.guest.is_some() && opt::normalise(&mut version) == Some(Shape::Linear) {

@@ -81,7 +81,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use thiserror::Error;
 
-pub use install::Failure;
+pub use install::{Draft, Failure, Plan};
 pub use removal::Touched;
 pub use transitions::{AfterNative, Arrival, FoundCode, NativeEntry};
 pub use undo::Undone;
@@ -107,7 +107,7 @@ pub enum FragmentError {
 }
 
 /// An exit for which a side trace is wanted or being recorded.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SideRequest {
     exit: ExitId,
     /// The exit's target.

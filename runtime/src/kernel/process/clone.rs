@@ -33,6 +33,7 @@ use crate::kernel::process::{Done, Engine, System};
 use crate::kernel::signal::gate::{Closed, Extent};
 use crate::kernel::signal::{self, SYNCHRONOUS};
 
+use super::helper;
 use super::shared::InCommon;
 use super::thread::Identity;
 
@@ -316,6 +317,8 @@ impl System {
         if request.flags & CLONE_THREAD != 0 {
             return self.thread(context, engine, &request);
         }
+        // Also in the child, which begins with a copy of this.
+        let _rest = (!self.process.is_borrower()).then(helper::rest);
         match request.flags & (CLONE_VM | CLONE_VFORK) {
             CLONE_VM => self.companion(context, engine, &request),
             flags if flags & CLONE_VM != 0 => self.vfork(context, engine, &request),
@@ -377,12 +380,15 @@ impl System {
     fn fork_alone(&self, engine: &mut dyn Engine, request: &Request) -> Done {
         let is_plain = request.is_plain_fork();
         let mut done = Done::Value(0);
-        self.process.with_locks(|| {
-            engine.with_locks(&mut || {
-                // A fork with unusual flags does not take the C library's locks: if another thread
-                // is in the allocator, the child may hang. No known program makes such a fork while
-                // it has threads.
-                done = if is_plain { Done::Value(library_fork()) } else { self.fork_raw(request) };
+        helper::while_locked(|| {
+            self.process.with_locks(|| {
+                engine.with_locks(&mut || {
+                    // A fork with unusual flags does not take the C library's locks: if another
+                    // thread is in the allocator, the child may hang. No known program makes such a
+                    // fork while it has threads.
+                    done =
+                        if is_plain { Done::Value(library_fork()) } else { self.fork_raw(request) };
+                });
             });
         });
         if done == Done::Value(0) {
@@ -433,6 +439,7 @@ impl System {
             return Done::Restart;
         };
         engine.private_memory_lost();
+        helper::turn_off();
         self.share_memory();
         let body = engine.new_thread(&|range| self.protect(range));
         // No signal may come before the child has its own context in GS.

@@ -31,6 +31,7 @@ mod death;
 mod delivery;
 pub mod exec;
 pub(crate) mod guest_access;
+pub(crate) mod helper;
 mod identity;
 pub mod limits;
 pub(crate) mod memory;

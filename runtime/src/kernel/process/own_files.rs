@@ -1,5 +1,5 @@
-//! Recognises paths of two files of `/proc/self` that must show the guest something else than the
-//! translator: `exe` and `maps`.
+//! Recognises paths of files of `/proc/self` that must not show the translator to the guest: `exe` and
+//! `maps`, and those that tell the number of threads.
 //!
 //! Owns no data. Invariant: a path of another process's file is never taken for an own one. The
 //! opposite happens: links outside `/proc` that lead to these files are not followed.
@@ -19,11 +19,13 @@ use crate::kernel::entry::{self, Call};
 /// recognised.
 const LONGEST: usize = 64;
 
-/// A file of `/proc/self` that must show the guest something else than the translator.
+/// A file of `/proc/self` that must not show the translator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Own {
     Executable,
     Maps,
+    /// It tells of the threads of the process.
+    Threads,
 }
 
 /// Which own file of the thread `tid` of the process `pid` the normalised `path` names.
@@ -33,6 +35,7 @@ fn own_file(path: &[u8], pid: u32, tid: u32) -> Option<Own> {
     let file = match &below_proc[name_at + 1..] {
         b"exe" => Own::Executable,
         b"maps" => Own::Maps,
+        b"task" | b"status" | b"stat" => Own::Threads,
         _ => return None,
     };
     let directory = &below_proc[..name_at];
@@ -85,7 +88,8 @@ pub(crate) fn own_file_at(descriptor: i32, address: u64, empty: bool) -> Option<
     let mut bytes = [0; LONGEST];
     let got = crate::memory::copy_in(address, &mut bytes);
     let path = CStr::from_bytes_until_nul(&bytes[..got]).ok()?.to_bytes();
-    let could_be = path.ends_with(b"exe") || path.ends_with(b"maps") || empty && path.is_empty();
+    const NAMES: [&[u8]; 6] = [b"exe", b"maps", b"task", b"task/", b"status", b"stat"];
+    let could_be = NAMES.iter().any(|name| path.ends_with(name)) || empty && path.is_empty();
     if !could_be || path.first() == Some(&b'/') && !path.starts_with(b"/proc/") {
         return None;
     }
@@ -123,6 +127,11 @@ mod tests {
             assert_eq!(
                 own_file(format!("/proc/{own}/maps").as_bytes(), 42, 43),
                 Some(Own::Maps),
+                "{own}"
+            );
+            assert_eq!(
+                own_file(format!("/proc/{own}/task").as_bytes(), 42, 43),
+                Some(Own::Threads),
                 "{own}"
             );
         }

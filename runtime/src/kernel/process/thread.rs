@@ -458,10 +458,10 @@ pub(super) fn create(
     size: usize,
     function: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void,
     argument: *mut libc::c_void,
-) -> Result<(), i32> {
+) -> Result<libc::pthread_t, i32> {
     // SAFETY: the attributes are initialised before use; the caller promises that the stack is
     // free.
-    let failed = unsafe {
+    let (failed, thread) = unsafe {
         let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
         let mut thread: libc::pthread_t = std::mem::zeroed();
         let mut failed = libc::pthread_attr_init(&mut attributes);
@@ -472,9 +472,9 @@ pub(super) fn create(
             }
             libc::pthread_attr_destroy(&mut attributes);
         }
-        failed
+        (failed, thread)
     };
-    if failed == 0 { Ok(()) } else { Err(failed) }
+    if failed == 0 { Ok(thread) } else { Err(failed) }
 }
 
 /// Ends the first thread of a process that goes on, or a donor.

@@ -56,6 +56,7 @@ use dynasour_guest::ThreadContext;
 
 use crate::changes::{hiding, inputs};
 use crate::kernel::entry::{self, Call};
+use crate::kernel::process::helper;
 use crate::kernel::process::seccomp::ARCHITECTURE;
 use crate::kernel::process::{Done, Engine, Outcome, System};
 use crate::kernel::signal::gate::{Closed, Extent};
@@ -150,6 +151,9 @@ impl System {
         if nr & 1 << 30 != 0 {
             return Done::error(libc::ENOSYS);
         }
+        // The parent of a vfork child rests the helper already.
+        let rests = needs_no_helper(nr) && !self.process.is_borrower();
+        let _rest = rests.then(helper::rest);
         match nr {
             libc::SYS_rt_sigaction => self.rt_sigaction(engine, call),
             libc::SYS_rt_sigprocmask => self.rt_sigprocmask(context, call),
@@ -288,6 +292,29 @@ impl System {
             value => Done::Value(value),
         }
     }
+}
+
+/// Would the kernel do something else while the process has another thread, or would that thread keep
+/// rights that the guest gives up? (`clone_call` rests the helper by itself.)
+fn needs_no_helper(nr: i64) -> bool {
+    matches!(
+        nr,
+        libc::SYS_unshare
+            | libc::SYS_setns
+            | libc::SYS_setuid
+            | libc::SYS_setgid
+            | libc::SYS_setreuid
+            | libc::SYS_setregid
+            | libc::SYS_setresuid
+            | libc::SYS_setresgid
+            | libc::SYS_setfsuid
+            | libc::SYS_setfsgid
+            | libc::SYS_setgroups
+            | libc::SYS_capset
+            | libc::SYS_prctl
+            | libc::SYS_seccomp
+            | libc::SYS_landlock_restrict_self
+    )
 }
 
 // Numbers of calls that the libc crate does not name (asm/unistd_64.h).

@@ -1,5 +1,6 @@
 //! Calls with paths. Two files of `/proc/self` describe the translator to the kernel's callers:
-//! `exe` and `maps`. The guest gets its own executable and a list of its own mappings instead.
+//! `exe` and `maps`. The guest gets its own executable and a list of its own mappings instead. Before
+//! it reads about its threads, the helper thread is turned off.
 //!
 //! No data, no locks of its own: the functions run on the guest's thread, and the caller holds no
 //! lock. They also tell [`super::process_memory`] of each file that was opened.
@@ -9,6 +10,7 @@
 
 use crate::kernel::entry::{self, Call};
 use crate::kernel::process::guest_access::guest_write;
+use crate::kernel::process::helper;
 use crate::kernel::process::own_files::{Own, own_file_at};
 use crate::kernel::process::{Done, Engine, System};
 
@@ -30,7 +32,11 @@ impl System {
             _ => (1, false),
         };
         let descriptor = if path == 0 { libc::AT_FDCWD } else { call.args[0] as i32 };
-        match own_file_at(descriptor, call.args[path], nr == libc::SYS_readlinkat) {
+        let own = own_file_at(descriptor, call.args[path], nr == libc::SYS_readlinkat);
+        if own == Some(Own::Threads) && !self.process.is_borrower() {
+            helper::turn_off();
+        }
+        match own {
             Some(Own::Maps) => match nr {
                 libc::SYS_open => self.open_maps(call, call.args[1] as i32),
                 libc::SYS_openat => self.open_maps(call, call.args[2] as i32),

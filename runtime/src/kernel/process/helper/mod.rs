@@ -1,0 +1,201 @@
+//! The helper thread: a host thread that works for the guest's threads and that the guest does not see.
+//!
+//! It lives as long as there is something to do, and not longer, so most of the time the process has the
+//! threads that the guest has made. A thread that is about to do what needs exactly these [rests](rest)
+//! the helper: it waits for the job under way, drops those that wait, and none is begun until it is done.
+//! That is so for each fork, for calls that the kernel refuses to a process with threads (`unshare`,
+//! `setns`), for those that change what a thread may do (`setuid`, `capset`, `seccomp`, …), and before a
+//! core file is written. A guest that reads about its threads in `/proc`, and one whose memory another
+//! process shares, has no helper any more ([`turn_off`]).
+//!
+//! All signals are blocked in the helper thread. It inherits everything else from the thread that starts
+//! it. Where the kernel makes no thread, there is none: the jobs are done by those who have them.
+//!
+//! Data: [`HELPER`], one for the process; its lock is taken by a thread that holds no other, and held
+//! while the host thread is started or waited for. A forked child finds it free, because the forking
+//! thread rests the helper and no other thread is in these functions ([`while_locked`]).
+//!
+//! Example: a thread has recorded a path and [submits](submit) its compilation. The helper compiles it,
+//! notifies the thread, and ends.
+
+mod protocol;
+
+use super::thread::{GUARD, create};
+use crate::kernel::entry::{self, Call};
+use crate::kernel::signal;
+use crate::sync::lock;
+use protocol::{Protocol, Submitted};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+/// Bytes of the helper's stack (guess). Only touched pages cost memory.
+const STACK: usize = 4 << 20;
+
+/// How often the end of the host thread is looked for (guess: once is enough in most cases; another thread
+/// may have got its id meanwhile).
+const MOST_LOOKS: u32 = 1000;
+
+/// Signals for which the C library installs handlers when it makes its first thread: SIGCANCEL and
+/// SIGSETXID (nptl(7)).
+const LIBRARY_SIGNALS: [i32; 2] = [32, 33];
+
+/// Something to do. It takes no lock that a thread holds which rests the helper.
+pub trait Job: Send {
+    /// Does it, on the helper thread.
+    fn run(self: Box<Self>);
+    /// It will not be done.
+    fn drop_it(self: Box<Self>);
+}
+
+/// The helper thread of the process.
+struct Helper {
+    state: Mutex<State>,
+    /// The host thread does not work any more.
+    idle: Condvar,
+    /// The kernel's id of the host thread.
+    tid: AtomicI32,
+}
+
+struct State {
+    protocol: Protocol<Box<dyn Job>>,
+    /// Where the stack is mapped, with an inaccessible page below it; none before [`reserve`].
+    stack: Option<u64>,
+    /// The last host thread, until it is joined.
+    thread: Option<libc::pthread_t>,
+}
+
+static HELPER: Helper = Helper {
+    state: Mutex::new(State { protocol: Protocol::new(), stack: None, thread: None }),
+    idle: Condvar::new(),
+    tid: AtomicI32::new(0),
+};
+
+/// Maps the helper's stack, if that has not been done. Returns where it is: the guest must not map
+/// anything there. Without this there is no helper.
+pub(crate) fn reserve() -> Option<Range<u64>> {
+    let mut state = lock(&HELPER.state);
+    if state.stack.is_some() {
+        return None;
+    }
+    // SAFETY: a fresh mapping, of which the lowest page is made inaccessible.
+    let stack = unsafe {
+        let mapping = libc::mmap(
+            std::ptr::null_mut(),
+            GUARD + STACK,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        );
+        if mapping == libc::MAP_FAILED {
+            return None;
+        }
+        libc::mprotect(mapping, GUARD, libc::PROT_NONE);
+        mapping as u64
+    };
+    state.stack = Some(stack);
+    Some(stack..stack + (GUARD + STACK) as u64)
+}
+
+/// Gives the helper something to do.
+///
+/// # Errors
+/// There is no helper: the caller has to do it.
+pub(crate) fn submit<J: Job + 'static>(job: J) -> Result<(), J> {
+    let mut state = lock(&HELPER.state);
+    let Some(stack) = state.stack.filter(|_| state.protocol.is_open()) else { return Err(job) };
+    let Submitted { start: starts, dropped } = state.protocol.submit(Box::new(job));
+    let mut dropped = VecDeque::from_iter(dropped);
+    if starts {
+        join(&mut state);
+        state.thread = start(stack);
+        if state.thread.is_none() {
+            dropped.append(&mut state.protocol.not_started());
+        }
+    }
+    drop(state);
+    dropped.into_iter().for_each(|job| job.drop_it());
+    Ok(())
+}
+
+/// While it lives, there is no helper thread.
+#[must_use]
+pub(crate) struct Rest(());
+
+/// Waits until there is no helper thread. The caller holds no lock.
+pub(crate) fn rest() -> Rest {
+    let mut state = lock(&HELPER.state);
+    let dropped = state.protocol.rest();
+    while state.protocol.is_working() {
+        state = HELPER.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
+    }
+    join(&mut state);
+    state.protocol.joined();
+    drop(state);
+    dropped.into_iter().for_each(|job| job.drop_it());
+    Rest(())
+}
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        lock(&HELPER.state).protocol.resume();
+    }
+}
+
+/// Waits until there is no helper thread. There will be none any more.
+pub(crate) fn turn_off() {
+    let _rest = rest();
+    lock(&HELPER.state).protocol.turn_off();
+}
+
+/// Calls `f` with the lock held, for a fork. The caller rests the helper.
+pub(crate) fn while_locked<R>(f: impl FnOnce() -> R) -> R {
+    let _state = lock(&HELPER.state);
+    f()
+}
+
+/// Waits until the last host thread has ended, which is about to, and until the kernel does not count
+/// it any more.
+fn join(state: &mut State) {
+    let Some(thread) = state.thread.take() else { return };
+    // SAFETY: a joinable thread, which is joined only here.
+    unsafe { libc::pthread_join(thread, std::ptr::null_mut()) };
+    let (pid, tid) = (std::process::id(), HELPER.tid.load(Ordering::SeqCst));
+    let ask = Call::new(libc::SYS_tgkill, &[u64::from(pid), tid as u64, 0]);
+    for _ in 0..MOST_LOOKS {
+        // SAFETY: signal 0 only asks whether the thread is there.
+        if unsafe { entry::raw(&ask) } != 0 {
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Starts the host thread, in which all signals are blocked.
+fn start(stack: u64) -> Option<libc::pthread_t> {
+    let mask = signal::kernel_mask();
+    signal::set_kernel_mask(!0);
+    let actions = LIBRARY_SIGNALS.map(signal::kernel_action);
+    let thread = create(stack + GUARD as u64, STACK, work, std::ptr::null_mut()).ok();
+    for (signo, action) in LIBRARY_SIGNALS.into_iter().zip(&actions) {
+        signal::set_kernel_action(signo, action);
+    }
+    signal::set_kernel_mask(mask);
+    thread
+}
+
+/// The function of the host thread.
+extern "C" fn work(_: *mut libc::c_void) -> *mut libc::c_void {
+    HELPER.tid.store(signal::own_tid(), Ordering::SeqCst);
+    loop {
+        let job = lock(&HELPER.state).protocol.next();
+        match job {
+            Some(job) => job.run(),
+            None => break,
+        }
+    }
+    HELPER.idle.notify_all();
+    std::ptr::null_mut()
+}
