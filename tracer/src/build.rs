@@ -99,6 +99,11 @@ pub struct Path {
 }
 
 impl Path {
+    /// The number of its guest instructions.
+    pub fn instructions(&self) -> u64 {
+        self.steps.iter().map(|step| u64::from(step.block.count)).sum()
+    }
+
     /// Does the path go through an indirect jump or an indirect call?
     pub fn jumps_indirectly(&self) -> bool {
         self.steps.iter().any(guests::dispatches)

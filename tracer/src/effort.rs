@@ -50,8 +50,11 @@ const MADE_PART: u64 = 20;
 /// Side traces have this many times the free budget (guess; too few let a trace lose its race because
 /// it has none yet).
 const FREE_SIDE: u64 = 4;
-/// Nanoseconds that compiling takes for each guest instruction of a path (measured: 8,000 to 15,000).
+/// Nanoseconds that compiling takes for each guest instruction of a path (measured: 4,000 to 15,000), as
+/// long as the program itself has not measured it.
 const PER_INSTRUCTION: u64 = 13_000;
+/// The number above counts as much as if so many instructions had been compiled (guess: a few paths).
+const SUPPOSED_INSTRUCTIONS: u64 = 1000;
 
 /// What finding and making traces has cost one thread.
 #[derive(Debug)]
@@ -60,6 +63,8 @@ pub struct Effort {
     spent: u64,
     /// Nanoseconds of processor time that attempts have taken that made traces.
     spent_on_traces: u64,
+    /// Guest instructions of the paths that were compiled, and the nanoseconds that it took.
+    compiled: (u64, u64),
     /// Has the attempt under way made a trace?
     made: bool,
     /// Refused attempts since the last trace, and a quarter of those before it.
@@ -75,7 +80,9 @@ pub struct Effort {
 impl Effort {
     /// Nothing has been spent. `clock` returns the calling thread's processor time in nanoseconds.
     pub fn new(budget: Option<Budget>, clock: fn() -> u64) -> Effort {
-        Effort { spent: 0, spent_on_traces: 0, made: false, refused: 0, since: None, budget, clock }
+        let compiled = (SUPPOSED_INSTRUCTIONS, SUPPOSED_INSTRUCTIONS * PER_INSTRUCTION);
+        let (made, since) = (false, None);
+        Effort { spent: 0, spent_on_traces: 0, compiled, made, refused: 0, since, budget, clock }
     }
 
     /// May another attempt be made?
@@ -94,7 +101,8 @@ impl Effort {
 
     /// May a path of this many guest instructions be compiled now, which no trace leads to?
     pub fn may_compile(&self, instructions: u64) -> bool {
-        self.may_spend(instructions.saturating_mul(PER_INSTRUCTION), 1)
+        let (all, nanoseconds) = self.compiled;
+        self.may_spend(instructions.saturating_mul(nanoseconds / all), 1)
     }
 
     /// May this many more nanoseconds be spent on a trace, with so many times the free budget?
@@ -109,6 +117,12 @@ impl Effort {
     pub fn note_result(&mut self, trace: bool) {
         self.made |= trace;
         self.refused = if trace { self.refused / 4 } else { MOST_REFUSED.min(self.refused + 1) };
+    }
+
+    /// A path of this many guest instructions was compiled in this time.
+    pub fn note_compiled(&mut self, instructions: u64, nanoseconds: u64) {
+        self.compiled.0 += instructions;
+        self.compiled.1 += nanoseconds;
     }
 
     /// The attempt under way goes on elsewhere, and will probably make a trace.
@@ -172,6 +186,8 @@ mod tests {
         assert!(effort.may_extend() && !effort.is_affordable());
         let most = Budget::LATE.free / PER_INSTRUCTION;
         assert!(effort.may_compile(most) && !effort.may_compile(most + 1));
+        effort.note_compiled(3 * SUPPOSED_INSTRUCTIONS, 3 * SUPPOSED_INSTRUCTIONS * 1000);
+        assert!(effort.may_compile(3 * most) && !effort.may_compile(4 * most));
         effort.note_elsewhere(7, true);
         effort.note_submitted();
         effort.since = Some(400);

@@ -227,8 +227,8 @@ fn a_known_loop_is_where_other_recordings_end() {
 
 #[test]
 fn a_program_without_a_loop_is_given_up() {
-    let mut program = vec![0; 0x1000];
-    program[0xfff] = 3;
+    let mut program = vec![0; 0x4000];
+    program[0x3fff] = 3;
     let mut interpreter = Interpreter::new(&program);
     let mut heads = DispatchHeads::default();
     for _ in 0..2 {

@@ -92,7 +92,7 @@ impl Dispatcher {
     /// Plans the compilation of a recorded path. Only planning and installing it take the lock of the
     /// fragments.
     fn plan(&mut self, path: Path) -> Result<Compilation, Failure> {
-        let instructions = path.steps.iter().map(|step| u64::from(step.block.count)).sum();
+        let instructions = path.instructions();
         if self.side_request.is_none() && !self.effort.may_compile(instructions) {
             return Err(Failure::Refused(AbortReason::TooDear));
         }
@@ -115,6 +115,9 @@ impl Dispatcher {
     pub(super) fn install(&mut self, compiled: Compiled) {
         let Compiled { plan, path, code, side } = compiled;
         let (machine, head) = (self.machine, path.head);
+        if code.is_ok() {
+            self.effort.note_compiled(path.instructions(), plan.times.compiling());
+        }
         let installed = code.and_then(|(version, code)| {
             let Some(mut fragments) = machine.fragments() else { return Err(Failure::Stale) };
             let config = &machine.config;

@@ -215,6 +215,13 @@ pub struct CompileTimes {
     pub emit: u64,
 }
 
+impl CompileTimes {
+    /// All but the recording.
+    pub fn compiling(&self) -> u64 {
+        self.build + self.optimise + self.emit
+    }
+}
+
 /// What a guard checks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

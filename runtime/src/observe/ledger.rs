@@ -104,8 +104,7 @@ impl Ledger {
         let Some(entry) = self.entry(emitter, id, kind, made.from) else { return };
         entry.fragment.name = made.version.name.clone();
         entry.fragment.path = steps(made.path, made.built.is_some());
-        entry.fragment.guest_instructions =
-            made.path.steps.iter().map(|s| u64::from(s.block.count)).sum();
+        entry.fragment.guest_instructions = made.path.instructions();
         entry.fragment.interpreted = made.path.guest.as_ref().map(|guest| Interpreted {
             key: guest.key.clone(),
             registers: guest.registers.iter().map(|(g, value)| (g.to_string(), *value)).collect(),

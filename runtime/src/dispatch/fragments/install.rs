@@ -209,10 +209,9 @@ impl Fragments {
             self.stats.loop_fragments += 1;
         }
         self.stats.fragments += 1;
-        self.stats.trace_instructions +=
-            path.steps.iter().map(|s| u64::from(s.block.count)).sum::<u64>();
+        self.stats.trace_instructions += path.instructions();
         self.stats.code_bytes += size;
-        self.stats.compile_nanoseconds += plan.times.build + plan.times.optimise + plan.times.emit;
+        self.stats.compile_nanoseconds += plan.times.compiling();
         self.links_changed();
         Ok(())
     }
