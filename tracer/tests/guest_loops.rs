@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 const CODE: u64 = 0x40_0000;
 const PROGRAM: u64 = 0x10_0000;
-const TABLE: u64 = 0x10_1000;
+const TABLE: u64 = 0x10_3000;
 const STACK: u64 = 0x7f_0000;
 
 /// An interpreter: rbx is its program counter, rdi its accumulator, rsi a count. Opcodes: 0 adds 3,
@@ -63,7 +63,7 @@ impl Interpreter {
         let result = a.assemble_options(CODE, options).unwrap();
         let at = |l: &CodeLabel| result.label_ip(l).unwrap();
         let mut machine = ModelMachine::new();
-        machine.map(PROGRAM, 0x2000);
+        machine.map(PROGRAM, 0x4000);
         machine.map(STACK - 0x1000, 0x2000);
         machine.write(PROGRAM, program);
         for (i, l) in [&add_three, &double, &again, &leave, &add].into_iter().enumerate() {
@@ -227,8 +227,8 @@ fn a_known_loop_is_where_other_recordings_end() {
 
 #[test]
 fn a_program_without_a_loop_is_given_up() {
-    let mut program = vec![0; 0x4000];
-    program[0x3fff] = 3;
+    let mut program = vec![0; 0x2800];
+    program[0x27ff] = 3;
     let mut interpreter = Interpreter::new(&program);
     let mut heads = DispatchHeads::default();
     for _ in 0..2 {
