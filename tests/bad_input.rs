@@ -273,6 +273,8 @@ fn usage_errors() {
         &["run", "--only-trace", "9-3", "--", "touch", "marker"],
         &["run", "--race", "0", "--", "touch", "marker"],
         &["run", "--race", "often", "--", "touch", "marker"],
+        &["run", "--compile-threads", "2", "--", "touch", "marker"],
+        &["run", "--tier", "copy", "--compile-threads", "1", "--", "touch", "marker"],
         &["run", "--stats=yes", "--", "touch", "marker"],
         &["run", "--tier"],
         &["run", "--tier", "direct", "--returns", "stack", "--", "touch", "marker"],

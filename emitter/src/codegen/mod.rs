@@ -141,7 +141,8 @@ pub(crate) struct ExitState {
     pub extended_live: bool,
 }
 
-/// Compiles a version whose region the request was made for.
+/// Compiles a version whose region the request was made for. The facts of its context are not checked
+/// in the code: the caller lets nothing lead to the fragment when they may not hold.
 ///
 /// # Errors
 /// The version cannot be compiled for this state; see [`CodegenError`].

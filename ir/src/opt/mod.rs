@@ -19,6 +19,7 @@
 //! | `loop_chain` | `chain` | regroups the chain of operations that limits a loop |
 //! | `peel` | `peel` | puts a copy of one iteration before the loop |
 //! | `constants` | `constants` | speculative constant propagation over any control flow |
+//! | `read_only` | `readonly` | loads from read-only memory become constants |
 //! | `unreachable` | `unreachable` | removes branches on constants and unreachable blocks |
 //! | `redundant` | `redundant` | removes assumes whose predicate is known to hold |
 //! | `hoist` | `hoist` | moves predicates that do not vary out of loops |
@@ -37,7 +38,7 @@
 //! `rules`, `conditions`, `address` and `bounds` belong to `simplify`, `alias_plan` to `alias`; `facts` and `known` to
 //! `constants` and `redundant`; `loops` to `hoist` and `licm`; `closed_form` to `continuation`.
 //!
-//! The first nine and `merge` make up the pipeline of recorded traces, which have no branches
+//! The first nine, `readonly` and `merge` make up the pipeline of recorded traces, which have no branches
 //! ([`PIPELINE`]). The others work on any control flow; other placements of guards use some of them
 //! (`dynasour_tracer::placement`).
 //!
@@ -83,6 +84,7 @@ mod mutations;
 mod mutations_random;
 mod params;
 mod peel;
+mod read_only;
 mod redundant;
 mod rules;
 mod shape;
@@ -127,6 +129,9 @@ pub struct OptOptions<'a> {
     pub entry: Option<Surroundings<'a>>,
     /// What natives have computed in the path.
     pub native_results: NativeResults,
+    /// Reads so many bytes at an address, if the guest can only read them. Who runs the version then
+    /// watches them.
+    pub constant_memory: Option<&'a dyn Fn(u64, u32) -> Option<u64>>,
     /// May `delay` move guards down past instructions that may fault on the guard's anchor? Then an
     /// access that the guard was to prevent may fault. That is right, because the fault takes the
     /// same anchor, but dearer than a guard that fails.
@@ -144,6 +149,7 @@ impl Default for OptOptions<'_> {
             alias_guards: true,
             entry: None,
             native_results: NativeResults::default(),
+            constant_memory: None,
             delay_past_faults: true,
         }
     }
@@ -179,7 +185,7 @@ pub const PASSES: &[Pass] = &[
     Pass {
         name: "simplify",
         about: "rewrite rules, value numbering, facts from guards",
-        again_after: &["peel", "alias", "forward", "params", "licm", "hoist", "merge"],
+        again_after: &["peel", "alias", "forward", "params", "licm", "hoist", "merge", "readonly"],
         from_entry: true,
         evaluator_only: false,
         run: simplify::run,
@@ -199,6 +205,7 @@ pub const PASSES: &[Pass] = &[
             "simplify",
             "params",
             "peel",
+            "readonly",
             "alias",
             "forward",
             "flagparams",
@@ -342,6 +349,14 @@ pub const PASSES: &[Pass] = &[
         run: slot_promotion::run,
     },
     Pass {
+        name: "readonly",
+        about: "loads from read-only memory become constants",
+        again_after: &["simplify", "forward", "params"],
+        from_entry: false,
+        evaluator_only: false,
+        run: read_only::run,
+    },
+    Pass {
         name: "monitor",
         about: "guards on memory become facts that writes break",
         again_after: &[],
@@ -355,9 +370,11 @@ pub const PASSES: &[Pass] = &[
 pub const PIPELINE: &[&str] = &[
     // The facts within one iteration.
     "simplify",
+    "readonly",
     "params",
     "forward",
     "simplify",
+    "readonly",
     "dce",
     "peel",
     "params",
@@ -371,6 +388,7 @@ pub const PIPELINE: &[&str] = &[
     "forward",
     "params",
     "simplify",
+    "readonly",
     "params",
     "dce",
     "alias",

@@ -49,7 +49,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
 }
 
 /// The bytes of a load from a constant address.
-fn fixed(inst: &Inst) -> Option<(Ty, u64)> {
+pub(super) fn fixed(inst: &Inst) -> Option<(Ty, u64)> {
     let mem = inst.mem.filter(|m| inst.op == Op::Load && m.seg.is_none())?;
     let number = |o: Operand| {
         o.as_const().or_else(|| holds(SideCondition::MonitorFixed, false).then_some(0))
@@ -97,7 +97,7 @@ fn writes(version: &Version, defs: &Defs, load: &Inst) -> bool {
 }
 
 /// Replaces the loads of these bytes by their value and removes assumes that have become trivial.
-fn rely_on(version: &mut Version, fact: Fact) -> usize {
+pub(super) fn rely_on(version: &mut Version, fact: Fact) -> usize {
     let Fact::MemEquals { ty, address, value } = fact else { return 0 };
     let mut table: Vec<Option<Operand>> = vec![None; version.types.len()];
     let mut removed = 0;

@@ -290,11 +290,24 @@ impl CodePages {
             return false;
         }
         let mut state = self.state();
-        if state.is_announced(&range, |kind| kind == Kind::Mapping) {
+        if !state.is_announced(&range, |kind| kind == Kind::Mapping)
+            && state.mappings.at(range.start).is_none()
+        {
+            state.refresh();
+        }
+        drop(state);
+        self.is_known_constant(pc, range)
+    }
+
+    /// As [`CodePages::is_constant`], but false for mappings that nobody has asked about yet. It opens no
+    /// file, so that the helper thread may call it while the guest opens files.
+    pub fn is_known_constant(&self, pc: u64, range: Range<u64>) -> bool {
+        if self.keyed.load(Ordering::Relaxed) {
             return false;
         }
-        if state.mappings.at(range.start).is_none() {
-            state.refresh();
+        let state = self.state();
+        if state.is_announced(&range, |kind| kind == Kind::Mapping) {
+            return false;
         }
         let file = state.mappings.at(pc).and_then(|mapping| mapping.file).map(|file| file.inode);
         let is_constant = |mapping: &Mapping| {

@@ -23,7 +23,9 @@
 //! blocks run; then a signal brings the thread out of them, which installs the trace.
 
 use super::Dispatcher;
+use super::footprint::NotedCode;
 use super::fragments::{Draft, Failure, Plan, SideRequest};
+use super::machine::Machine;
 use super::peers::Peer;
 use crate::config::{CompileThreads, RunConfig};
 use crate::kernel::process::helper::{self, Job};
@@ -65,11 +67,12 @@ impl Compilation {
     fn compile(
         self,
         config: &RunConfig,
+        code: &NotedCode,
         read: fn(u64, u32) -> Option<u64>,
         allocator: &mut Allocator,
     ) -> Compiled {
         let Compilation { mut plan, path, draft, side } = self;
-        let code = plan.optimise(draft, &path, config, read).and_then(|version| {
+        let code = plan.optimise(draft, &path, config, code, read).and_then(|version| {
             let code = during(Phase::Emit, || plan.code(&version, allocator, config))?;
             Ok((version, code))
         });
@@ -133,7 +136,7 @@ impl Compilations {
 /// A compilation for the helper.
 struct HelperJob {
     compilation: Compilation,
-    config: &'static RunConfig,
+    machine: &'static Machine,
     threads: CompileThreads,
     inbox: Arc<Inbox>,
     peer: Arc<Peer>,
@@ -141,9 +144,11 @@ struct HelperJob {
 
 impl Job for HelperJob {
     fn run(self: Box<Self>) {
-        let HelperJob { compilation, config, threads, inbox, peer } = *self;
+        let HelperJob { compilation, machine, threads, inbox, peer } = *self;
         let mut allocator = lock(&ALLOCATOR).take().unwrap_or_default();
-        let compiled = compilation.compile(config, memory::read_word_by_kernel, &mut allocator);
+        let code = NotedCode::new(&machine.footprint, machine.pages.clone());
+        let read = memory::read_word_by_kernel;
+        let compiled = compilation.compile(&machine.config, &code, read, &mut allocator);
         *lock(&ALLOCATOR) = Some(allocator);
         if threads == CompileThreads::Slow {
             std::thread::sleep(SLOW);
@@ -166,14 +171,14 @@ fn deliver(inbox: &Inbox, compiled: Compiled) {
 impl Dispatcher {
     /// Compiles what was planned, now or on the helper thread.
     pub(super) fn compile(&mut self, compilation: Compilation) {
-        let config = &self.machine.config;
-        let threads = config.compile_threads();
+        let machine = self.machine;
+        let threads = machine.config.compile_threads();
         if threads == CompileThreads::None {
             return self.compile_now(compilation);
         }
         let (head, side) = (compilation.path.head, compilation.side);
         let (inbox, peer) = (self.compilations.inbox.clone(), self.peer.clone());
-        let job = HelperJob { compilation, config, threads, inbox, peer };
+        let job = HelperJob { compilation, machine, threads, inbox, peer };
         match helper::submit(job) {
             Ok(()) => {
                 self.effort.note_submitted();
@@ -188,8 +193,10 @@ impl Dispatcher {
     }
 
     fn compile_now(&mut self, compilation: Compilation) {
-        let config = &self.machine.config;
-        let compiled = compilation.compile(config, memory::read_word, &mut self.allocator);
+        let machine = self.machine;
+        let code = NotedCode::new(&machine.footprint, machine.pages.clone());
+        let read = memory::read_word;
+        let compiled = compilation.compile(&machine.config, &code, read, &mut self.allocator);
         self.install(compiled);
     }
 

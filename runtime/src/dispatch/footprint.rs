@@ -82,6 +82,19 @@ impl NotedCode {
         NotedCode { code: ExecutableCode::new(pages), footprint, last: Cell::new((u64::MAX, 0)) }
     }
 
+    /// Up to eight bytes at `address` in memory that only calls can change, as read by `read`, if code at
+    /// `pc` refers to them; see [`CodePages::is_known_constant`].
+    pub fn constant_by(
+        &self,
+        pc: u64,
+        (address, size): (u64, u32),
+        read: fn(u64, u32) -> Option<u64>,
+    ) -> Option<u64> {
+        let range = address..address.checked_add(size.into())?;
+        self.note(range.clone());
+        if self.code.is_known_constant(pc, range) { read(address, size) } else { None }
+    }
+
     fn note(&self, range: Range<u64>) {
         let forgotten = self.footprint.forgotten.load(Ordering::SeqCst);
         for page in

@@ -27,6 +27,11 @@ impl ExecutableCode {
     pub fn new(pages: Arc<CodePages>) -> ExecutableCode {
         ExecutableCode { pages }
     }
+
+    /// See [`CodePages::is_known_constant`].
+    pub fn is_known_constant(&self, pc: u64, range: Range<u64>) -> bool {
+        self.pages.is_known_constant(pc, range)
+    }
 }
 
 impl Fetch for ExecutableCode {

@@ -135,6 +135,7 @@ macro_rules! for_each_guest {
             // Processes, memory and files.
             fork_tree: "fork_tree.c",
             alone: "alone.c",
+            tables: "tables.c",
             alone_counts: "alone.c" .args(&["20000", "count"]),
             vfork_exec: "vfork_exec.c" .exits(11),
             posix_spawn: "posix_spawn.c",

@@ -68,10 +68,6 @@ impl<'a> Survey<'a> {
         if let Some(ty) = v.types.iter().find(|t| matches!(t, Ty::V128 | Ty::V256 | Ty::V512)) {
             return Err(LowerError::Unsupported(format!("values of type {ty}")));
         }
-        // Nothing here watches memory for a fragment.
-        if v.context.facts.iter().any(|f| matches!(f, dynasour_ir::Fact::MemEquals { .. })) {
-            return Err(LowerError::Unsupported("a monitored fact about memory".into()));
-        }
         let entry = v.blocks.first().ok_or_else(|| LowerError::Malformed("no blocks".into()))?;
         if entry.params.len() != v.entry_locs.len() {
             return Err(LowerError::Malformed(

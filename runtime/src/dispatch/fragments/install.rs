@@ -19,6 +19,7 @@ use super::links::exits::Event;
 use super::race::Starts;
 use super::{Fragments, Role, SideRequest};
 use crate::config::{RunConfig, Stage};
+use crate::dispatch::footprint::NotedCode;
 use crate::observe::attempts::Outcome;
 use crate::observe::census::CompileTimes;
 use crate::observe::ledger::Made;
@@ -180,7 +181,8 @@ impl Fragments {
             .fragment(id)
             .map_or(0, |f| (f.hot.end - f.hot.start) + (f.cold.end - f.cold.start));
         let role = side_exit.map_or(Role::Region(path.head), Role::SideTrace);
-        self.lives.add(id, role, path, std::mem::take(&mut plan.assumptions), size);
+        let assumptions = std::mem::take(&mut plan.assumptions);
+        self.lives.add(id, role, path, &version.context, assumptions, size);
         match side_exit {
             None => {
                 self.stats.attempts.tried(path.head, Outcome::Made);
@@ -260,7 +262,7 @@ impl Plan {
     }
 
     /// Optimises the version that [`Plan::build`] has made of the path. It needs no lock, and may run on
-    /// another thread; `read` reads a word of guest memory there.
+    /// another thread; `read` reads a word of guest memory there, and `code` knows what is constant.
     ///
     /// # Errors
     /// The version contradicts itself.
@@ -269,15 +271,23 @@ impl Plan {
         draft: Draft,
         path: &Path,
         config: &RunConfig,
+        code: &NotedCode,
         read: fn(u64, u32) -> Option<u64>,
     ) -> Result<Version, Failure> {
         let Draft { mut version, native_results } = draft;
         let alias_guards = self.is_first_version || path.guest.is_some();
         let (passes, skip) = (config.passes.clone(), config.skip_passes.clone());
         let entry = Some(path.entry.with(&read));
-        let defaults = OptOptions::default();
-        let mut options =
-            OptOptions { passes, skip, alias_guards, entry, native_results, ..defaults };
+        let constant = |address, size| code.constant_by(path.head, (address, size), read);
+        let mut options = OptOptions {
+            passes,
+            skip,
+            alias_guards,
+            entry,
+            native_results,
+            constant_memory: Some(&constant),
+            ..OptOptions::default()
+        };
         if path.guest.is_some() {
             options.peel_limit = MOST_PEELED_OF_GUEST_LOOPS;
         }

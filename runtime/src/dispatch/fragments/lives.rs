@@ -25,6 +25,7 @@ use crate::memory;
 use dynasour_emitter::{ExitId, FragmentId};
 use dynasour_guest::decode::Watched;
 use dynasour_guest::space::PAGE;
+use dynasour_ir::{Context, Fact};
 use dynasour_tracer::{Assumption, GuestKey, Path, TraceShape};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
@@ -98,13 +99,14 @@ pub struct Lives {
 }
 
 impl Lives {
-    /// `fragment`, with `size` bytes of code, was made from the blocks of `path`, whose bytes have
-    /// not changed since they were recorded, under these assumptions. It is live.
+    /// `fragment`, with `size` bytes of code, was made from the blocks of `path` and the memory of which
+    /// its `context` has facts. These bytes have not changed since. It assumes this, and is live.
     pub fn add(
         &mut self,
         fragment: FragmentId,
         role: Role,
         path: &Path,
+        context: &Context,
         assumptions: Vec<Assumption>,
         size: u64,
     ) {
@@ -114,6 +116,12 @@ impl Lives {
             .map(|step| {
                 (step.block.checked.is_some(), step.block.pc..step.block.end.max(step.block.pc + 1))
             })
+            .chain(context.facts.iter().filter_map(|fact| match *fact {
+                Fact::MemEquals { ty, address, .. } => {
+                    Some((false, address..address + u64::from(ty.bytes())))
+                }
+                Fact::RegEquals(..) | Fact::RegInRange { .. } | Fact::PrivateMemory => None,
+            }))
             .collect();
         ranges.sort_unstable_by_key(|(checked, range)| (*checked, range.start));
         ranges.dedup_by(|next, range| {
