@@ -203,6 +203,7 @@ impl Dispatcher {
     /// Installs what the helper has compiled. The thread is outside, and drops afterwards what was posted
     /// to it.
     pub(super) fn take_compiled(&mut self) {
+        self.peer.accept_note();
         if !self.compilations.inbox.is_ready.swap(false, Ordering::Acquire) {
             return;
         }

@@ -27,6 +27,9 @@
 //! a thread that is seen in the cache is called, and a thread that leaves the cache while a call is
 //! under way waits until the signal has arrived.
 //!
+//! **Notes.** What the helper thread has compiled for a thread lies in an inbox. A *note* makes the thread
+//! come outside and look there ([`Peer::notify`]); the model of it is in `peers/notes.rs`.
+//!
 //! **Tracers.** A process in the same memory that stops a thread by `ptrace` makes it come out first
 //! ([`parking`]).
 //!
@@ -38,6 +41,8 @@
 //! interpreting, sets B's `pending` and waits. B's interpreter stops and B leaves, which ends A's
 //! wait. When B enters again, it finds the range and drops its blocks first.
 
+#[cfg(test)]
+mod notes;
 mod parking;
 
 use crate::changes::schedule::{SyncPoint, sync_point};
@@ -189,7 +194,7 @@ impl Peer {
 
     /// The thread is about to interpret with `context`, from outside or from the cache. On `false`
     /// ranges were posted, or it was notified, or was asked to park: it is outside and has to
-    /// [`Peer::take_stale`] first.
+    /// [`Peer::accept_note`] and [`Peer::take_stale`] first.
     pub fn enter(&self, context: &mut ThreadContext) -> bool {
         self.context.store(context, Ordering::Relaxed);
         sync_point(SyncPoint::Enter);
@@ -243,10 +248,15 @@ impl Peer {
 
     /// Takes the ranges of guest code that were posted. The thread drops its blocks made from them.
     pub fn take_stale(&self) -> Vec<Range<u64>> {
-        self.notified.store(false, Ordering::SeqCst);
         let mut stale = lock(&self.stale);
         self.posted.store(false, Ordering::SeqCst);
         std::mem::take(&mut stale)
+    }
+
+    /// The thread is about to take what is ready for it. (If it took that first, it would miss what becomes
+    /// ready in between.)
+    pub fn accept_note(&self) {
+        self.notified.store(false, Ordering::SeqCst);
     }
 
     /// Something is ready for the thread, which it takes when it comes outside.

@@ -44,6 +44,8 @@ impl Dispatcher {
         loop {
             let runs_in_place = self.can_run_in_place(&mut in_place, context, system);
             let outcome = if !self.peer.enter(context) {
+                // Notes are for the parent.
+                self.peer.accept_note();
                 self.forget_posted();
                 Outcome::Continue
             } else if runs_in_place {
@@ -64,6 +66,8 @@ impl Dispatcher {
     /// The child is gone; it may have ended in any state. The parent's thread goes on.
     pub(super) fn vfork_child_is_gone(&mut self) {
         self.peer.reset_after_vfork();
+        // The child may have accepted one.
+        self.peer.leave_note();
         self.peer.attach();
         self.arrival = Arrival::default();
     }
