@@ -35,12 +35,10 @@ use crate::kernel::signal::{self, SYNCHRONOUS};
 
 use super::helper;
 use super::shared::InCommon;
-use super::thread::Identity;
+use super::thread::{GUARD, Identity, map_above_guard};
 
 /// Bytes of a vfork child's host stack (guess; if the host needs more, the child dies by SIGSEGV).
 const CHILD_STACK: usize = 1 << 20;
-/// Bytes of the inaccessible page below the stack: an overflow faults.
-const GUARD: usize = 4096;
 
 const CLONE_VM: u64 = libc::CLONE_VM as u64;
 const CLONE_VFORK: u64 = libc::CLONE_VFORK as u64;
@@ -249,22 +247,7 @@ struct ChildStack {
 
 impl ChildStack {
     fn new() -> Option<ChildStack> {
-        // SAFETY: a fresh mapping, of which the lowest page is made inaccessible.
-        unsafe {
-            let mapping = libc::mmap(
-                std::ptr::null_mut(),
-                GUARD + CHILD_STACK,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            );
-            if mapping == libc::MAP_FAILED {
-                return None;
-            }
-            libc::mprotect(mapping, GUARD, libc::PROT_NONE);
-            Some(ChildStack { mapping: mapping as u64 })
-        }
+        Some(ChildStack { mapping: map_above_guard(CHILD_STACK)? })
     }
 
     fn base_and_size(&self) -> (u64, u64) {

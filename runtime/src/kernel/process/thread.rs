@@ -239,13 +239,13 @@ pub(super) fn alternate_stack_in(mapping: u64) -> u64 {
     (mapping + (2 * GUARD + STACK) as u64).next_multiple_of(signal::ALTERNATE_STACK as u64)
 }
 
-/// Maps a host stack and an alternate stack above it, each with an inaccessible page below.
-pub(super) fn map_stacks() -> Option<u64> {
-    // SAFETY: a fresh mapping, two pages of which are made inaccessible.
+/// Maps this many bytes of stack above an inaccessible page ([`GUARD`]); returns the page's address.
+pub(super) fn map_above_guard(size: usize) -> Option<u64> {
+    // SAFETY: a fresh mapping, of which the lowest page is made inaccessible.
     unsafe {
         let mapping = libc::mmap(
             std::ptr::null_mut(),
-            STACKS,
+            GUARD + size,
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
             -1,
@@ -255,10 +255,17 @@ pub(super) fn map_stacks() -> Option<u64> {
             return None;
         }
         libc::mprotect(mapping, GUARD, libc::PROT_NONE);
-        let alternate = alternate_stack_in(mapping as u64);
-        libc::mprotect((alternate - GUARD as u64) as *mut _, GUARD, libc::PROT_NONE);
         Some(mapping as u64)
     }
+}
+
+/// Maps a host stack and an alternate stack above it, each with an inaccessible page below.
+pub(super) fn map_stacks() -> Option<u64> {
+    let mapping = map_above_guard(STACKS - GUARD)?;
+    let guard = alternate_stack_in(mapping) - GUARD as u64;
+    // SAFETY: a page of the fresh mapping.
+    unsafe { libc::mprotect(guard as *mut _, GUARD, libc::PROT_NONE) };
+    Some(mapping)
 }
 
 impl Seat {

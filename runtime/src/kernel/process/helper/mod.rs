@@ -20,7 +20,7 @@
 
 mod protocol;
 
-use super::thread::{GUARD, create};
+use super::thread::{GUARD, create, map_above_guard};
 use crate::kernel::entry::{self, Call};
 use crate::kernel::signal;
 use crate::sync::lock;
@@ -79,22 +79,7 @@ pub(crate) fn reserve() -> Option<Range<u64>> {
     if state.stack.is_some() {
         return None;
     }
-    // SAFETY: a fresh mapping, of which the lowest page is made inaccessible.
-    let stack = unsafe {
-        let mapping = libc::mmap(
-            std::ptr::null_mut(),
-            GUARD + STACK,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            -1,
-            0,
-        );
-        if mapping == libc::MAP_FAILED {
-            return None;
-        }
-        libc::mprotect(mapping, GUARD, libc::PROT_NONE);
-        mapping as u64
-    };
+    let stack = map_above_guard(STACK)?;
     state.stack = Some(stack);
     Some(stack..stack + (GUARD + STACK) as u64)
 }
