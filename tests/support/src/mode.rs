@@ -51,8 +51,7 @@ impl Mode {
                 "--tier direct --sample every=2 --threshold 1 --compile-threads slow",
             ),
             Mode::new("full-helper", "--tier full --threshold 1 --compile-threads 1"),
-            Mode::new("full-wait", "--tier full --threshold 1 --compile-threads wait --race swap"),
-            Mode::new("full-swap", "--tier full --threshold 1 --race swap"),
+            Mode::new("full-swap", "--tier full --threshold 1 --race swap --compile-threads wait"),
             Mode::new(
                 "direct-chaos",
                 &format!("--tier direct --sample every=1 --threshold 2 --chaos 1/3,{seed}"),
