@@ -27,7 +27,7 @@ use crate::sync::lock;
 use protocol::{Protocol, Submitted};
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 /// Bytes of the helper's stack (guess). Only touched pages cost memory.
@@ -52,6 +52,9 @@ pub trait Job: Send {
 /// The helper thread of the process.
 struct Helper {
     state: Mutex<State>,
+    /// Where the stack is mapped, with an inaccessible page below it; 0 before [`reserve`], which is called
+    /// by threads that hold locks.
+    stack: AtomicU64,
     /// The host thread does not work any more.
     idle: Condvar,
     /// The kernel's id of the host thread.
@@ -60,14 +63,13 @@ struct Helper {
 
 struct State {
     protocol: Protocol<Box<dyn Job>>,
-    /// Where the stack is mapped, with an inaccessible page below it; none before [`reserve`].
-    stack: Option<u64>,
     /// The last host thread, until it is joined.
     thread: Option<libc::pthread_t>,
 }
 
 static HELPER: Helper = Helper {
-    state: Mutex::new(State { protocol: Protocol::new(), stack: None, thread: None }),
+    state: Mutex::new(State { protocol: Protocol::new(), thread: None }),
+    stack: AtomicU64::new(0),
     idle: Condvar::new(),
     tid: AtomicI32::new(0),
 };
@@ -75,13 +77,18 @@ static HELPER: Helper = Helper {
 /// Maps the helper's stack, if that has not been done. Returns where it is: the guest must not map
 /// anything there. Without this there is no helper.
 pub(crate) fn reserve() -> Option<Range<u64>> {
-    let mut state = lock(&HELPER.state);
-    if state.stack.is_some() {
+    if HELPER.stack.load(Ordering::SeqCst) != 0 {
         return None;
     }
     let stack = map_above_guard(STACK)?;
-    state.stack = Some(stack);
-    Some(stack..stack + (GUARD + STACK) as u64)
+    match HELPER.stack.compare_exchange(0, stack, Ordering::SeqCst, Ordering::SeqCst) {
+        Ok(_) => Some(stack..stack + (GUARD + STACK) as u64),
+        Err(_) => {
+            // SAFETY: nobody else knows this mapping.
+            unsafe { libc::munmap(stack as *mut libc::c_void, GUARD + STACK) };
+            None
+        }
+    }
 }
 
 /// Gives the helper something to do.
@@ -90,7 +97,10 @@ pub(crate) fn reserve() -> Option<Range<u64>> {
 /// There is no helper: the caller has to do it.
 pub(crate) fn submit<J: Job + 'static>(job: J) -> Result<(), J> {
     let mut state = lock(&HELPER.state);
-    let Some(stack) = state.stack.filter(|_| state.protocol.is_open()) else { return Err(job) };
+    let stack = HELPER.stack.load(Ordering::SeqCst);
+    if stack == 0 || !state.protocol.is_open() {
+        return Err(job);
+    }
     let Submitted { start: starts, dropped } = state.protocol.submit(Box::new(job));
     let mut dropped = VecDeque::from_iter(dropped);
     if starts {
