@@ -91,8 +91,14 @@ impl NotedCode {
         read: fn(u64, u32) -> Option<u64>,
     ) -> Option<u64> {
         let range = address..address.checked_add(size.into())?;
+        // Pages of data are not noted: they change often. What is constant is noted before it is read, and
+        // may have changed until then.
+        let is_constant = || self.code.is_known_constant(pc, range.clone());
+        if !is_constant() {
+            return None;
+        }
         self.note(range.clone());
-        if self.code.is_known_constant(pc, range) { read(address, size) } else { None }
+        if is_constant() { read(address, size) } else { None }
     }
 
     fn note(&self, range: Range<u64>) {
