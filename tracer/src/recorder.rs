@@ -181,7 +181,7 @@ pub struct Recorder {
 const MOST_AFTER_BACKWARD: usize = 40;
 /// Most guest instructions of a search for a loop of an interpreted program (guess; bounds the
 /// memory and time of a recording).
-const SEARCH_LIMIT: usize = 40_000;
+const SEARCH_LIMIT: usize = 20_000;
 /// Most guest instructions of a loop of an interpreted program that becomes a trace (guess: a
 /// longer trace compiles for too long and leaves early).
 const GUEST_LIMIT: usize = 10_000;
