@@ -52,7 +52,8 @@ pub const NATIVE_HEAD_THRESHOLD: u32 = 25_000;
 /// second sample of it. Too low records what is not hot; too high delays traces of long loops.
 pub const SAMPLED_HEAD_THRESHOLD: u32 = 200;
 
-/// Edges between blocks that are executed by the interpreter at each sample (guess: some microseconds; too few do not find the heads of long loops).
+/// Edges between blocks that are executed by the interpreter at each sample (guess: some microseconds;
+/// too few do not find the heads of long loops).
 pub const SAMPLED_EDGES: u32 = 160;
 
 /// How threads are sampled.
@@ -105,6 +106,16 @@ impl FromStr for Sampling {
     }
 }
 
+/// The name of a value on the command line; empty if it has none.
+fn name_of<T: PartialEq>(names: &[(T, &'static str)], value: &T) -> &'static str {
+    names.iter().find(|(named, _)| named == value).map_or("", |(_, name)| name)
+}
+
+/// The value of this name.
+fn named<T: Copy>(names: &[(T, &str)], name: &str) -> Option<T> {
+    names.iter().find(|(_, known)| *known == name).map(|(value, _)| *value)
+}
+
 /// Who compiles recorded paths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CompileThreads {
@@ -129,8 +140,7 @@ impl CompileThreads {
 
 impl fmt::Display for CompileThreads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = CompileThreads::NAMES.iter().find(|(threads, _)| threads == self);
-        f.write_str(name.map_or("", |(_, name)| name))
+        f.write_str(name_of(&CompileThreads::NAMES, self))
     }
 }
 
@@ -138,9 +148,7 @@ impl FromStr for CompileThreads {
     type Err = String;
 
     fn from_str(s: &str) -> Result<CompileThreads, String> {
-        let threads = CompileThreads::NAMES.iter().find(|(_, name)| *name == s);
-        threads
-            .map(|(threads, _)| *threads)
+        named(&CompileThreads::NAMES, s)
             .ok_or_else(|| "expected 0 or 1, or for tests: slow or wait".to_string())
     }
 }
@@ -178,8 +186,7 @@ impl fmt::Display for RaceMode {
         if let RaceMode::Rounds(rounds) = self {
             return rounds.fmt(f);
         }
-        let name = RaceMode::NAMES.iter().find(|(mode, _)| mode == self);
-        f.write_str(name.map_or("", |(_, name)| name))
+        f.write_str(name_of(&RaceMode::NAMES, self))
     }
 }
 
@@ -187,8 +194,7 @@ impl FromStr for RaceMode {
     type Err = String;
 
     fn from_str(s: &str) -> Result<RaceMode, String> {
-        let mode = RaceMode::NAMES.iter().find(|(_, name)| *name == s);
-        mode.map(|(mode, _)| *mode)
+        named(&RaceMode::NAMES, s)
             .or_else(|| s.parse().ok().map(RaceMode::Rounds))
             .ok_or_else(|| "expected measured, a number, off, trace, floor or swap".to_string())
     }
@@ -314,8 +320,7 @@ impl Stage {
 
 impl fmt::Display for Stage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Stage::ALL.iter().find(|(stage, _)| stage == self).map_or("", |(_, name)| name);
-        f.write_str(name)
+        f.write_str(name_of(&Stage::ALL, self))
     }
 }
 
@@ -323,7 +328,7 @@ impl FromStr for Stage {
     type Err = String;
 
     fn from_str(s: &str) -> Result<Stage, String> {
-        Stage::ALL.iter().find(|(_, name)| *name == s).map(|(stage, _)| *stage).ok_or_else(|| {
+        named(&Stage::ALL, s).ok_or_else(|| {
             let names: Vec<_> = Stage::ALL.iter().map(|(_, name)| *name).collect();
             format!("unknown stage; expected one of {}", names.join(", "))
         })

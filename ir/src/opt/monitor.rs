@@ -29,6 +29,7 @@ use crate::side_conditions::{SideCondition, holds};
 use crate::types::{Operand, Ty};
 use crate::version::rename;
 use crate::version::{Fact, Inst, Version};
+use rustc_hash::FxHashMap;
 
 /// Most facts about memory in one context (guess: each makes entry dearer and protects a page).
 const MAX_FACTS: usize = 8;
@@ -40,10 +41,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     }
     let mut replaced = 0;
     while let Some(fact) = candidate(version) {
-        version.context.facts.push(fact);
-        version.context.facts.sort_unstable();
-        version.context.facts.dedup();
-        replaced += rely_on(version, fact);
+        replaced += rely_on(version, &[fact]);
     }
     replaced
 }
@@ -96,19 +94,32 @@ fn writes(version: &Version, defs: &Defs, load: &Inst) -> bool {
     version.blocks.iter().flat_map(|b| &b.insts).any(&mut hits)
 }
 
-/// Replaces the loads of these bytes by their value and removes assumes that have become trivial.
-pub(super) fn rely_on(version: &mut Version, fact: Fact) -> usize {
-    let Fact::MemEquals { ty, address, value } = fact else { return 0 };
+/// Replaces the loads of the bytes that the facts are about by their values, adds the facts to the context,
+/// and removes assumes that have become trivial. Returns the number of loads.
+pub(super) fn rely_on(version: &mut Version, facts: &[Fact]) -> usize {
+    let known: FxHashMap<(u64, Ty), u64> = facts
+        .iter()
+        .filter_map(|fact| match *fact {
+            Fact::MemEquals { ty, address, value } => Some(((address, ty), value)),
+            Fact::RegEquals(..) | Fact::RegInRange { .. } | Fact::PrivateMemory => None,
+        })
+        .collect();
+    if known.is_empty() {
+        return 0;
+    }
+    version.context.facts.extend_from_slice(facts);
+    version.context.facts.sort_unstable();
+    version.context.facts.dedup();
     let mut table: Vec<Option<Operand>> = vec![None; version.types.len()];
     let mut removed = 0;
     for block in &mut version.blocks {
         block.insts.retain(|inst| {
-            let known = fixed(inst) == Some((ty, address));
-            if let Some(def) = inst.def().filter(|_| known) {
-                table[def.index()] = Some(Operand::Const(value));
+            let value = fixed(inst).and_then(|(ty, address)| known.get(&(address, ty)));
+            if let (Some(def), Some(value)) = (inst.def(), value) {
+                table[def.index()] = Some(Operand::Const(*value));
                 removed += 1;
             }
-            !known
+            value.is_none()
         });
     }
     version.for_each_operand(|o| *o = rename(&table, *o));

@@ -49,6 +49,10 @@ pub(super) const STACK: usize = 4 << 20;
 /// Bytes of the inaccessible page below each stack.
 pub(super) const GUARD: usize = 4096;
 
+/// Signals for which the C library installs handlers when it makes its first thread: SIGCANCEL and
+/// SIGSETXID (nptl(7)).
+pub(super) const LIBRARY_SIGNALS: [i32; 2] = [32, 33];
+
 unsafe extern "C" {
     /// pthread_attr_setstack(3), which the libc crate does not have.
     fn pthread_attr_setstack(
@@ -427,8 +431,6 @@ impl System {
     /// Puts the guest's dispositions back after the C library has installed handlers of its own,
     /// which it does when it makes its first thread.
     pub(super) fn take_back_library_signals(&self) {
-        /// glibc's SIGCANCEL and SIGSETXID (nptl(7)).
-        const LIBRARY_SIGNALS: [i32; 2] = [32, 33];
         let actions = self.process.actions();
         for signo in LIBRARY_SIGNALS {
             signal::set_kernel_action(signo, &self.mirror(signo, &actions[signo as usize]));

@@ -20,7 +20,7 @@
 
 mod protocol;
 
-use super::thread::{GUARD, create, map_above_guard};
+use super::thread::{GUARD, LIBRARY_SIGNALS, create, map_above_guard};
 use crate::kernel::entry::{self, Call};
 use crate::kernel::signal;
 use crate::sync::lock;
@@ -36,10 +36,6 @@ const STACK: usize = 4 << 20;
 /// How often the end of the host thread is looked for (guess: once is enough in most cases; another thread
 /// may have got its id meanwhile).
 const MOST_LOOKS: u32 = 1000;
-
-/// Signals for which the C library installs handlers when it makes its first thread: SIGCANCEL and
-/// SIGSETXID (nptl(7)).
-const LIBRARY_SIGNALS: [i32; 2] = [32, 33];
 
 /// Something to do. It takes no lock that a thread holds which rests the helper.
 pub trait Job: Send {
