@@ -190,11 +190,8 @@ fn campaign(bench: Bench, seeds: std::ops::Range<u64>, length: u64) {
         let (blocks, loops) = (1 + random.below(4), random.chance(70));
         let mut program = program(&mut random, blocks, length, loops);
         let mut version = trace(&program, random.chance(80));
-        // `readonly` does nothing here: no memory is known to be constant.
-        let passes: Vec<&str> =
-            PASSES.iter().map(|p| p.name).filter(|n| *n != "readonly").collect();
         let names: Vec<&'static str> = (0..random.below(8))
-            .map(|_| passes[random.below(passes.len() as u64) as usize])
+            .map(|_| PASSES[random.below(PASSES.len() as u64) as usize].name)
             .collect();
         optimise_with(&mut version, &names, &OptOptions::default());
         let what = format!("seed {seed}, passes {names:?}");

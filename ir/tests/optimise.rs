@@ -92,9 +92,11 @@ fn every_pass_finds_work() {
     println!("{changes:?}");
     // Few of these programs compare one value twice, so `merge` is tested in those with random
     // assumptions. None is limited by a chain, so `chain` is tested by
-    // `chains_around_random_loops`.
+    // `chains_around_random_loops`; none has memory that can only be read, so `readonly` is tested
+    // by `random_loads_of_tables`.
     changes.remove("merge");
     changes.remove("chain");
+    changes.remove("readonly");
     assert!(changes.values().all(|n| *n >= 20), "{changes:?}");
 }
 
@@ -166,4 +168,71 @@ fn chains_around_random_loops() {
         }
     }
     assert!(regrouped > 200, "{regrouped}");
+}
+
+/// A table that can only be read, and its size in bytes.
+const TABLE: (u64, u64) = (0x5000, 64);
+
+/// What the table holds: each byte is its offset times 37.
+fn table(address: u64, size: u32) -> Option<u64> {
+    let offset = address.checked_sub(TABLE.0)?;
+    let bytes = (offset..offset + u64::from(size)).map(|at| (at as u8).wrapping_mul(37));
+    (offset + u64::from(size) <= TABLE.1)
+        .then(|| bytes.rev().fold(0, |word, byte| word << 8 | u64::from(byte)))
+}
+
+/// A loop that loads from and around the table, stores elsewhere, and guards what it has loaded.
+fn lookups(random: &mut Random) -> Version {
+    let mut body = String::new();
+    let (mut sum, mut v) = (5, 20);
+    for _ in 0..2 + random.below(6) {
+        let bits = random.pick(&[8u32, 16, 32, 64]);
+        let address = TABLE.0 - 8 + random.below(TABLE.1 + 8);
+        let guess = table(address, bits / 8).filter(|_| random.chance(80)).unwrap_or(7);
+        body += &format!("      v{v} = load.i{bits} [{address}] !a0\n");
+        if random.chance(40) {
+            body += &format!(
+                "      v{} = eq.i{bits} v{v}, {guess}\n      assume v{} else a0\n",
+                v + 1,
+                v + 1
+            );
+        }
+        let wide = if bits == 64 { "add.i64".into() } else { format!("zext{bits}.i64") };
+        let zero = if bits == 64 { ", 0" } else { "" };
+        body += &format!("      v{} = {wide} v{v}{zero}\n", v + 2);
+        body += &format!("      v{} = add.i64 v{sum}, v{}\n", v + 3, v + 2);
+        (sum, v) = (v + 3, v + 4);
+    }
+    let source = format!(
+        "region 0x1000 {{\n  version t1 {{\n    anchor a0 = base.0x1000 [rax = v5, rcx = v7]\n\
+         \x20   b0(v0: i64 = rax, v1: i64 = rcx):\n      jump b1(v0, 0)\n\
+         \x20   b1(v5: i64, v7: i64):\n      poll else a0\n{body}      v8 = add.i64 v7, 1\n\
+         \x20     v9 = lt.u.i64 v7, 4\n      assume v9 else a0\n      jump b1(v{sum}, v8)\n  }}\n}}\n"
+    );
+    text::version(&source).unwrap_or_else(|e| panic!("{e}:\n{source}"))
+}
+
+#[test]
+fn random_loads_of_tables() {
+    let options = OptOptions { constant_memory: Some(&table), ..OptOptions::default() };
+    let mut replaced = 0;
+    for seed in 0..programs(500) {
+        let original = lookups(&mut Random::new(first_seed() + seed));
+        assert_valid(&original);
+        let mut version = original.clone();
+        replaced += optimise_with(&mut version, &["readonly"], &options).passes[0].changes;
+        assert_valid(&version);
+        let mut machine = ModelMachine::boundless(seed);
+        for address in TABLE.0..TABLE.0 + TABLE.1 {
+            machine.write(address, &[table(address, 1).expect("in the table") as u8]);
+        }
+        let mut rng = Rng::new(seed);
+        for _ in 0..3 {
+            let state = generate::state(&mut rng);
+            if let Err(what) = same_result(&original, &version, &state, &machine, 500) {
+                panic!("seed {seed}: {what}\n{original}{version}");
+            }
+        }
+    }
+    assert!(replaced > 200, "{replaced}");
 }

@@ -15,6 +15,7 @@
 //! module leave such a version alone; passes that work on any control flow use
 //! [`crate::reach::Cfg`]. The module has no data; the caller owns the version, no lock.
 
+use crate::op::Op;
 use crate::types::{BlockId, Operand, Value};
 use crate::version::rename;
 use crate::version::{Block, Term, Version};
@@ -75,7 +76,10 @@ pub fn normalise(version: &mut Version) -> Option<Shape> {
     };
     let shape = match head {
         None => {
-            version.blocks.extend(merge(&chain));
+            let mut line = merge(&chain);
+            // A loop that has become a line needs no safe point.
+            line.iter_mut().for_each(|block| block.insts.retain(|inst| inst.op != Op::Poll));
+            version.blocks.extend(line);
             Shape::Linear
         }
         Some(head) => {
