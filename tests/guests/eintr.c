@@ -58,7 +58,9 @@ int main(void) {
     int result = nanosleep(&want, &rest);
     error = errno;
     disarm();
-    printf("nanosleep: %d, EINTR %d, rest %d\n", result, error == EINTR, rest.tv_sec == 4 && rest.tv_nsec > 0);
+    /* If the signal comes at once, the kernel's rest is longer than the sleep, by the timer's slack of 50 us. */
+    int is_rest = rest.tv_sec == 4 ? rest.tv_nsec > 0 : rest.tv_sec == 5 && rest.tv_nsec < 50000;
+    printf("nanosleep: %d, EINTR %d, rest %d\n", result, error == EINTR, is_rest);
 
     arm(SA_RESTART, 0);
     struct pollfd poller = {.fd = fds[0], .events = POLLIN};
