@@ -294,7 +294,10 @@ impl Dispatcher {
         if left == ExitReason::InPlace && entry.is_none() && !self.machine.is_traced() {
             return Some(Ended::InPlace(self.after_in_place(context)));
         }
-        let mut fragments = self.machine.fragments()?;
+        let Some(mut fragments) = self.machine.fragments() else {
+            // A sample has kept the thread from entering guest code in place; there is no trace yet.
+            return (!self.peer.enter(context)).then_some(Ended::Outside);
+        };
         fragments.leave_native(entry, context);
         if left == ExitReason::InPlace {
             drop(fragments);
@@ -414,4 +417,41 @@ fn make_exact(
 fn broken(what: &str) -> ! {
     process::complain(&format!("internal error: {what}"));
     signal::die(libc::SIGABRT);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use dynasour_emitter::ExitReason;
+    use dynasour_guest::ThreadContext;
+
+    use super::super::{Dispatcher, Machine, interleavings};
+    use crate::changes::CodePages;
+    use crate::config::Tier;
+    use crate::testing::in_child;
+
+    #[test]
+    fn a_thread_that_could_not_enter_guest_code_is_out_of_the_cache() {
+        let status = in_child(|| {
+            let pages = Arc::new(CodePages::default());
+            let config = interleavings::config(Tier::Direct);
+            let machine = Machine::new(&config, || 0..0, pages).expect("memory");
+            let mut dispatcher = Dispatcher::new(machine).expect("memory");
+            let mut context = ThreadContext::new();
+            assert!(dispatcher.peer.enter(&mut context) && machine.fragments().is_none());
+            let code = dispatcher.interp.code();
+            for _ in 0..2 {
+                dispatcher.peer.enter_in_place();
+                let ended =
+                    dispatcher.after_native(None, ExitReason::Aborted, &mut context, &*code);
+                assert!(ended.is_none());
+            }
+            dispatcher.peer.leave_note();
+            dispatcher.peer.enter_in_place();
+            let ended = dispatcher.after_native(None, ExitReason::Aborted, &mut context, &*code);
+            i32::from(!matches!(ended, Some(super::Ended::Outside)))
+        });
+        assert_eq!(status, 0);
+    }
 }
