@@ -12,7 +12,7 @@ use dynasour_ir::eval::{Hooks, Leave, ModelMachine, NoHooks, State, run};
 use dynasour_ir::opt::{OptOptions, PASSES, optimise_with};
 use dynasour_ir::{Anchor, AnchorId, Block, Loc, Operand, Term, Version};
 use harness::{Area, Bench};
-use support::{ARRAY, HEAD, Program, Random, STACK, entry, program, trace};
+use support::{ARRAY, HEAD, Program, Random, STACK, entry, program, tree};
 
 fn programs(default: u64) -> u64 {
     std::env::var("EMIT_PROGRAMS").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
@@ -189,7 +189,8 @@ fn campaign(bench: Bench, seeds: std::ops::Range<u64>, length: u64) {
         let mut random = Random::new(seed);
         let (blocks, loops) = (1 + random.below(4), random.chance(70));
         let mut program = program(&mut random, blocks, length, loops);
-        let mut version = trace(&program, random.chance(80));
+        let private = random.chance(80);
+        let mut version = tree(&program, private, |_| random.chance(70));
         let names: Vec<&'static str> = (0..random.below(8))
             .map(|_| PASSES[random.below(PASSES.len() as u64) as usize].name)
             .collect();

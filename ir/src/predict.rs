@@ -19,7 +19,7 @@
 //! ```
 
 use crate::alias::{Access, access};
-use crate::version::{Inst, Native, Segment, Term, Version};
+use crate::version::{Inst, Native, Segment, Version};
 use crate::{BlockId, Gpr, Loc, Op, Operand, semantics};
 use iced_x86::{Mnemonic, Register};
 use rustc_hash::FxHashMap;
@@ -70,7 +70,7 @@ pub type Prediction = Vec<Option<u64>>;
 pub type NativeResults = FxHashMap<(usize, usize), u64>;
 
 /// Predicts the values of a version that is entered in the state `around` and goes from block to
-/// block by jumps. Where a block comes for the second time, or control may go elsewhere, the
+/// later block; of a branch both ways are followed. Where a block comes for the second time, the
 /// prediction ends. Of natives only divisions are predicted; what others compute is taken from
 /// `results`.
 pub fn predict(
@@ -82,32 +82,37 @@ pub fn predict(
         around,
         results,
         values: vec![None; version.types.len()],
-        gpr: around.gpr.map(Some),
-        flags: Some(around.rflags & semantics::ARITH_FLAGS),
-        stored: SmallVec::new(),
-        memory_known: true,
+        state: State {
+            gpr: around.gpr.map(Some),
+            flags: Some(around.rflags & semantics::ARITH_FLAGS),
+            stored: SmallVec::new(),
+            memory_known: true,
+        },
     };
     let Some(entry) = version.blocks.first() else { return e.values };
     for (param, loc) in entry.params.iter().zip(&version.entry_locs) {
         e.values[param.index()] = e.location(*loc);
     }
-    // Jumps lead to later blocks until they close a loop.
-    let mut next = Some(BlockId(0));
-    while let Some(this) = next {
+    // Jumps lead to later blocks until they close a loop. Both ways of a branch are followed, the
+    // second in the state at the branch.
+    let mut next = vec![(BlockId(0), e.state.clone())];
+    let mut seen = vec![false; version.blocks.len()];
+    while let Some((this, state)) = next.pop() {
+        if std::mem::replace(&mut seen[this.index()], true) {
+            continue;
+        }
+        e.state = state;
         let block = &version.blocks[this.index()];
         for inst in &block.insts {
             e.inst(version, inst);
         }
-        next = match &block.term {
-            Term::Jump { to, args } if to.index() > this.index() => {
-                let args: SmallVec<[_; 16]> = args.iter().map(|a| e.operand(*a)).collect();
-                for (param, value) in version.blocks[to.index()].params.iter().zip(args) {
-                    e.values[param.index()] = value;
-                }
-                Some(*to)
+        for (to, args) in block.term.edges().filter(|(to, _)| to.index() > this.index()) {
+            let args: SmallVec<[_; 16]> = args.iter().map(|a| e.operand(*a)).collect();
+            for (param, value) in version.blocks[to.index()].params.iter().zip(args) {
+                e.values[param.index()] = value;
             }
-            _ => None,
-        };
+            next.push((to, e.state.clone()));
+        }
     }
     e.values
 }
@@ -125,6 +130,12 @@ struct Evaluation<'a> {
     around: &'a Surroundings<'a>,
     results: &'a NativeResults,
     values: Prediction,
+    state: State,
+}
+
+/// The guest's state. `None` stands for what is not known.
+#[derive(Clone)]
+struct State {
     gpr: [Option<u64>; 16],
     flags: Option<u64>,
     /// Address, size and value of stores, oldest first.
@@ -141,8 +152,8 @@ impl Evaluation<'_> {
 
     fn location(&self, loc: Loc) -> Option<u64> {
         match loc {
-            Loc::Gpr(g) => self.gpr[g.number()],
-            Loc::Flags => self.flags,
+            Loc::Gpr(g) => self.state.gpr[g.number()],
+            Loc::Flags => self.state.flags,
             _ => None,
         }
     }
@@ -160,13 +171,13 @@ impl Evaluation<'_> {
     }
 
     fn load(&self, address: u64, size: u32) -> Option<u64> {
-        if !self.memory_known {
+        if !self.state.memory_known {
             return None;
         }
         let overlaps = |at: u64, n: u32| {
             at.wrapping_sub(address) < u64::from(size) || address.wrapping_sub(at) < u64::from(n)
         };
-        match self.stored.iter().rev().find(|s| overlaps(s.0, s.1)) {
+        match self.state.stored.iter().rev().find(|s| overlaps(s.0, s.1)) {
             None => (self.around.read)(address, size),
             Some((at, n, value)) if (*at, *n) == (address, size) => *value,
             Some(_) => None,
@@ -177,11 +188,11 @@ impl Evaluation<'_> {
         let value = match inst.op {
             Op::Get(loc) => self.location(loc),
             Op::Put(Loc::Gpr(g)) => {
-                self.gpr[g.number()] = self.operand(inst.args[0]);
+                self.state.gpr[g.number()] = self.operand(inst.args[0]);
                 None
             }
             Op::Put(Loc::Flags) => {
-                self.flags = self.operand(inst.args[0]);
+                self.state.flags = self.operand(inst.args[0]);
                 None
             }
             Op::Load => self
@@ -191,7 +202,7 @@ impl Evaluation<'_> {
             Op::Store => {
                 let value = self.operand(inst.args[2]).map(|v| v & inst.ty.mask());
                 if let Some(address) = self.address(inst) {
-                    self.stored.push((address, inst.ty.bytes(), value));
+                    self.state.stored.push((address, inst.ty.bytes(), value));
                 }
                 None
             }
@@ -199,10 +210,10 @@ impl Evaluation<'_> {
                 match (access(version, inst), self.address(inst)) {
                     (Access::None | Access::Read(_) | Access::ReadUnknown, _) => {}
                     (Access::Write(size), Some(address)) => {
-                        self.stored.push((address, size, None));
+                        self.state.stored.push((address, size, None));
                     }
                     (Access::Write(_), None) => {}
-                    (Access::Barrier, _) => self.memory_known = false,
+                    (Access::Barrier, _) => self.state.memory_known = false,
                 }
                 None
             }

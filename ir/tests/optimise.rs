@@ -10,7 +10,7 @@ use dynasour_ir::opt::{OptOptions, PASSES, PIPELINE, optimise, optimise_with};
 use dynasour_ir::random::{Rng, generate};
 use dynasour_ir::verify::assert_valid;
 use dynasour_ir::{Version, text};
-use support::{Program, Random, entry, program, trace};
+use support::{Program, Random, entry, program, trace, tree};
 
 /// The number of programs of each test; `OPT_PROGRAMS` sets another.
 fn programs(default: u64) -> u64 {
@@ -36,7 +36,8 @@ fn run(seeds: std::ops::Range<u64>, sequence: impl Fn(&mut Random) -> Vec<&'stat
         let mut random = Random::new(seed);
         let (blocks, loops) = (1 + random.below(4), random.chance(70));
         let mut program = program(&mut random, blocks, 7, loops);
-        let original = trace(&program, random.chance(80));
+        let private = random.chance(80);
+        let original = tree(&program, private, |_| random.chance(70));
         agrees(&mut program, &original, &mut random, &format!("seed {seed}, not optimised"));
         let names = sequence(&mut random);
         let mut version = original.clone();

@@ -6,11 +6,12 @@
 
 use dynasour_ir::eval::ModelMachine;
 use dynasour_ir::eval::check::same_result;
-use dynasour_ir::opt::{OptOptions, optimise_with};
-use dynasour_ir::random::cases::{holds, passes};
+use dynasour_ir::opt::{OptOptions, PIPELINE, Shape, normalise, optimise, optimise_with};
+use dynasour_ir::random::cases::{case, holds, passes};
 use dynasour_ir::random::{Rng, generate, version as arbitrary};
 use dynasour_ir::verify::assert_valid;
 use dynasour_ir::{Fact, Version};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -45,6 +46,32 @@ fn optimised_traces_are_equivalent_and_transparent() {
     std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
     let (evaluations, count) = (evaluations.into_inner(), range.end.saturating_sub(range.start));
     assert!(evaluations >= 10 * count, "{evaluations} evaluations of {count} programs");
+}
+
+/// The passes of the pipeline do something to loops with several paths, too.
+#[test]
+fn loops_with_several_paths_are_among_the_traces() {
+    let mut changes = BTreeMap::<&str, u64>::new();
+    let mut trees = 0;
+    for seed in 0..2_000 {
+        let program = generate::program(&mut Rng::new(seed));
+        for head in generate::heads(&program) {
+            let Some(mut case) = case(&mut program.clone(), head, seed) else { continue };
+            if normalise(&mut case.trace) != Some(Shape::Tree) {
+                continue;
+            }
+            trees += 1;
+            for stat in optimise(&mut case.trace, &OptOptions::default()).passes {
+                *changes.entry(stat.name).or_default() += u64::from(stat.changes > 0);
+            }
+        }
+    }
+    assert!(trees > 200, "{trees}");
+    let idle = ["peel", "chain", "readonly"];
+    for name in PIPELINE.iter().filter(|name| !idle.contains(name)) {
+        let changed = changes.get(name).copied().unwrap_or(0);
+        assert!(changed >= 5, "{name}: {changes:?} of {trees}");
+    }
 }
 
 #[test]

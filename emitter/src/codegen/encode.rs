@@ -315,6 +315,10 @@ impl Emit<'_> {
                     self.jump(Target::Block(target));
                 }
             }
+            Kind::Branch(cc, to) => {
+                let target = Target::Block(self.f.block_of[*to]);
+                self.branch(*cc, target);
+            }
             Kind::End(end) => self.end(end, allocs),
             Kind::Split(site) => {
                 self.count(What::Left(site.0));

@@ -138,6 +138,8 @@ pub enum Kind {
     Poll,
     /// To the IR block with this index, with block arguments.
     Jump(usize),
+    /// To the IR block with this index if the condition (encoding number) holds, else to the next one.
+    Branch(u8, usize),
     /// The end of the trace.
     End(Box<End>),
     /// Cold: the way from a site to its record.
@@ -190,7 +192,9 @@ impl MInst {
             | Kind::Jcc(_)
             | Kind::Always
             | Kind::Poll => false,
-            Kind::Jump(_) | Kind::End(_) | Kind::Split(_) | Kind::Record(_) => false,
+            Kind::Jump(_) | Kind::Branch(..) | Kind::End(_) | Kind::Split(_) | Kind::Record(_) => {
+                false
+            }
         }
     }
 }
@@ -291,8 +295,12 @@ impl MFunc {
             let count = block.insts.len();
             for (i, inst) in block.insts.into_iter().enumerate() {
                 let site = inst.site;
-                if let Kind::Jump(to) = inst.kind {
-                    jumps.push((f.blocks.len(), to));
+                match inst.kind {
+                    Kind::Jump(to) => jumps.push((f.blocks.len(), to)),
+                    Kind::Branch(_, to) => {
+                        jumps.extend([f.block_of.len(), to].map(|to| (f.blocks.len(), to)));
+                    }
+                    _ => {}
                 }
                 f.insts.push(inst);
                 if i + 1 == count || site.is_some() {
@@ -397,7 +405,8 @@ impl regalloc2::Function for MFunc {
 
     fn is_branch(&self, inst: Inst) -> bool {
         let inst = &self.insts[inst.index()];
-        inst.site.is_some() || matches!(inst.kind, Kind::Jump(_) | Kind::Split(_))
+        inst.site.is_some()
+            || matches!(inst.kind, Kind::Jump(_) | Kind::Branch(..) | Kind::Split(_))
     }
 
     fn branch_blockparams(&self, block: Block, inst: Inst, _succ: usize) -> &[VReg] {

@@ -24,12 +24,14 @@
 //! A guard whose addresses do not change in the loop is made before it, if they are known there:
 //! then it holds in the loop, too.
 //!
-//! Invariants: `private_memory` holds, and the version is a loop ([`super::shape`]). The pass keeps
+//! Invariants: `private_memory` holds, and the version is a loop ([`super::shape`]), perhaps with several
+//! paths: then a guard on one path serves only what comes behind it. The pass keeps
 //! no data between runs; the caller owns the version, no lock.
 
 use super::OptOptions;
 use super::alias_plan::{Forbidden, Plan};
-use super::shape::{BODY, ENTRY, Shape, normalise};
+use super::shape::{Shape, normalise};
+use super::tree::Saved;
 use crate::alias::{Addresses, Linear, Location, Values};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -42,7 +44,7 @@ use rustc_hash::FxHashSet;
 pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
     if !options.alias_guards
         || !version.context.private_memory()
-        || normalise(version) != Some(Shape::Loop)
+        || !matches!(normalise(version), Some(Shape::Loop | Shape::Tree))
     {
         return 0;
     }
@@ -60,8 +62,17 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
     let mut pass =
         AliasGuards { plan, defs, addresses, predicted, made: FxHashSet::default(), added: 0 };
     let mut defined = Vec::new();
-    for block in [ENTRY, BODY] {
+    let mut saved = Saved::new(version);
+    for block in 0..version.blocks.len() {
+        if let Some((guards, made, values)) = saved.enter(block) {
+            pass.addresses.continue_with(guards);
+            pass.made = made;
+            defined = values;
+        }
         pass.protect(version, block, &mut defined);
+        saved.leave(version, block, || {
+            (pass.addresses.guards(), pass.made.clone(), defined.clone())
+        });
     }
     pass.added
 }

@@ -110,13 +110,14 @@ impl Plan {
         predicted: &Prediction,
     ) -> Plan {
         let mut varies = vec![false; version.types.len()];
-        let body = &version.blocks[BODY];
-        body.params
-            .iter()
-            .chain(body.insts.iter().flat_map(|i| &i.defs))
-            .for_each(|v| varies[v.index()] = true);
-        let mut list = accesses(version, ENTRY, defs, addresses);
-        list.extend(accesses(version, BODY, defs, addresses));
+        for body in &version.blocks[BODY..] {
+            let defined = body.insts.iter().flat_map(|i| &i.defs);
+            body.params.iter().chain(defined).for_each(|v| varies[v.index()] = true);
+        }
+        let mut list = Vec::new();
+        for block in 0..version.blocks.len() {
+            list.extend(accesses(version, block, defs, addresses));
+        }
         let bases = bases(&list, addresses, predicted);
         let is_steady = |l: &Location| addresses.terms(l).iter().all(|(v, _)| !varies[v.index()]);
         let (spans, span_of) = spans(&mut list, &bases, is_steady);
@@ -143,7 +144,7 @@ impl Plan {
                 groups.push(Group { key: location.key, slots: Vec::new(), loads: 0 });
             }
             let Some(group) = groups.last_mut() else { continue };
-            group.loads += usize::from(*block == BODY && *load);
+            group.loads += usize::from(*block != ENTRY && *load);
             match group.slots.last_mut().filter(|s| s.location == *location) {
                 Some(slot) => slot.write |= write,
                 None => group.slots.push(Slot { location: *location, write: *write }),

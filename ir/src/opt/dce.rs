@@ -26,7 +26,7 @@ use crate::version::{Effects, Inst, Term, Version};
 
 /// Runs the pass; returns the number of instructions, parameters, anchors and natives removed.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
-    // A version with branches has neither shape; this pass works on it all the same.
+    // A version with other branches has none of the shapes; this pass works on it all the same.
     normalise(version);
     if version.is_base() || version.blocks.is_empty() {
         return 0;

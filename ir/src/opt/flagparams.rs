@@ -19,24 +19,27 @@
 //! again would undo it.
 
 use super::OptOptions;
-use super::shape::{BODY, ENTRY, Shape, normalise};
+use super::shape::{BODY, Shape, normalise};
+use super::tree::{add_args, args, to_head};
 use crate::defs::{Defs, Expr};
 use crate::op::{ArgTy, Op};
 use crate::side_conditions::{SideCondition, holds};
-use crate::types::{Operand, Ty, Value};
+use crate::types::{Operand, Ty};
 use crate::version::{Inst, Term, Version};
+use smallvec::SmallVec;
 
 /// Runs the pass; returns the number of parameters replaced.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
-    if normalise(version) != Some(Shape::Loop) {
+    if !matches!(normalise(version), Some(Shape::Loop | Shape::Tree)) {
         return 0;
     }
+    let from = to_head(version);
     let mut replaced = 0;
     // One parameter in each round, because one may be the operand of another. Flags may carry older
     // flags (dec keeps CF), so replacing a parameter can make a new one; eight rounds are a guess
     // that bounds this.
     for _ in 0..8 {
-        let now = round(version);
+        let now = round(version, &from);
         replaced += now;
         if now == 0 {
             break;
@@ -45,24 +48,23 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     replaced
 }
 
-fn args(version: &Version, block: usize) -> &[Operand] {
-    match &version.blocks[block].term {
-        Term::Jump { args, .. } => args,
-        Term::Branch { .. } | Term::Exit(_) | Term::Guest(_) => &[],
-    }
+/// The argument of a parameter on each way to the loop's head.
+fn passed(version: &Version, from: &[usize], param: usize) -> SmallVec<[Operand; 2]> {
+    from.iter().map(|block| args(version, *block)[param]).collect()
 }
 
-fn round(version: &mut Version) -> usize {
+fn round(version: &mut Version, from: &[usize]) -> usize {
     let defs = Defs::of(version);
-    let candidates = unneeded(version, &defs);
+    let candidates = unneeded(version, &defs, from);
     let mut keep = vec![true; version.blocks[BODY].params.len()];
     let mut rebuilt = Vec::new();
     if let Some(&i) = candidates.first() {
-        let (entry, back) = (args(version, ENTRY)[i], args(version, BODY)[i]);
-        let (Some(first), Some(second)) = (defs.get(entry), defs.get(back)) else { return 0 };
+        let exprs: Option<Vec<Expr>> =
+            passed(version, from, i).into_iter().map(|o| defs.get(o)).collect();
+        let Some(exprs) = exprs else { return 0 };
         let param = version.blocks[BODY].params[i];
-        let args = operands(version, &first, &second);
-        rebuilt.push(Inst::new(first.op, first.ty, Some(param), &args));
+        let args = operands(version, from, &exprs);
+        rebuilt.push(Inst::new(exprs[0].op, exprs[0].ty, Some(param), &args));
         keep[i] = false;
     }
     let count = rebuilt.len();
@@ -76,22 +78,24 @@ fn round(version: &mut Version) -> usize {
 }
 
 /// The positions of the flags parameters that can be replaced and that no hot instruction reads.
-fn unneeded(version: &Version, defs: &Defs) -> Vec<usize> {
-    let body = &version.blocks[BODY];
-    let same_op =
-        |i: usize| match (defs.get(args(version, ENTRY)[i]), defs.get(args(version, BODY)[i])) {
-            (Some(a), Some(b)) => {
-                let same = a.op == b.op && a.ty == b.ty;
-                // Side condition off (in tests): still require one arity and the same types,
-                // so that the result can be printed and run.
-                matches!(a.op, Op::Flags(_))
-                    && a.op.signature() == b.op.signature()
-                    && holds(SideCondition::FlagsSameOperation, same)
-            }
-            _ => false,
-        };
-    let mut candidates: Vec<usize> = (0..body.params.len())
-        .filter(|i| version.ty(body.params[*i]) == Ty::Flags && same_op(*i))
+fn unneeded(version: &Version, defs: &Defs, from: &[usize]) -> Vec<usize> {
+    let head = &version.blocks[BODY];
+    let same_op = |i: usize| {
+        let exprs: Option<SmallVec<[Expr; 2]>> =
+            passed(version, from, i).into_iter().map(|o| defs.get(o)).collect();
+        let Some(exprs) = exprs else { return false };
+        exprs.windows(2).all(|pair| {
+            let (a, b) = (pair[0], pair[1]);
+            let same = a.op == b.op && a.ty == b.ty;
+            // Side condition off (in tests): still require one arity and the same types,
+            // so that the result can be printed and run.
+            matches!(a.op, Op::Flags(_))
+                && a.op.signature() == b.op.signature()
+                && holds(SideCondition::FlagsSameOperation, same)
+        })
+    };
+    let mut candidates: Vec<usize> = (0..head.params.len())
+        .filter(|i| version.ty(head.params[*i]) == Ty::Flags && same_op(*i))
         .collect();
     // A needed parameter makes its arguments needed, and these may need another parameter.
     while !candidates.is_empty() {
@@ -101,11 +105,18 @@ fn unneeded(version: &Version, defs: &Defs) -> Vec<usize> {
                 needed[v.index()] = true;
             }
         };
-        let others =
-            args(version, BODY).iter().enumerate().filter(|(i, _)| !candidates.contains(i));
-        others.for_each(|(_, o)| need(o));
-        body.insts.iter().filter(|i| !i.op.is_pure()).flat_map(|i| &i.args).for_each(need);
-        for inst in body.insts.iter().rev().filter(|i| i.op.is_pure()) {
+        for leaf in &from[1..] {
+            let others = args(version, *leaf).iter().enumerate();
+            others.filter(|(i, _)| !candidates.contains(i)).for_each(|(_, o)| need(o));
+        }
+        for body in &version.blocks[BODY..] {
+            body.insts.iter().filter(|i| !i.op.is_pure()).flat_map(|i| &i.args).for_each(&mut need);
+            if let Term::Branch { cond, .. } = &body.term {
+                need(cond);
+            }
+        }
+        let insts = version.blocks[BODY..].iter().rev().flat_map(|body| body.insts.iter().rev());
+        for inst in insts.filter(|i| i.op.is_pure()) {
             if inst.defs.iter().any(|d| needed[d.index()]) {
                 inst.args
                     .iter()
@@ -114,7 +125,7 @@ fn unneeded(version: &Version, defs: &Defs) -> Vec<usize> {
             }
         }
         let before = candidates.len();
-        candidates.retain(|i| !needed[body.params[*i].index()]);
+        candidates.retain(|i| !needed[head.params[*i].index()]);
         if candidates.len() == before {
             break;
         }
@@ -122,48 +133,35 @@ fn unneeded(version: &Version, defs: &Defs) -> Vec<usize> {
     candidates
 }
 
-/// The operands at the loop's head: an operand that both edges share, an existing parameter that is
-/// passed these two operands, or a new parameter.
-fn operands(version: &mut Version, entry: &Expr, back: &Expr) -> Vec<Operand> {
-    let types: Vec<Ty> = entry
-        .op
-        .signature()
-        .0
-        .iter()
-        .map(|a| match a {
-            ArgTy::Same => entry.ty,
-            ArgTy::Is(ty) => *ty,
-        })
-        .collect();
+/// The operands at the loop's head: an operand that all edges share, an existing parameter that is
+/// passed these operands, or a new parameter. `exprs` are the flags on each edge.
+fn operands(version: &mut Version, from: &[usize], exprs: &[Expr]) -> Vec<Operand> {
+    let (op, same) = (exprs[0].op, exprs[0].ty);
+    let types = op.signature().0.iter().map(|a| match a {
+        ArgTy::Same => same,
+        ArgTy::Is(ty) => *ty,
+    });
     let mut out = Vec::new();
-    for (k, ty) in types.into_iter().enumerate() {
-        let (e, b) = (entry.args[k], back.args[k]);
-        // An operand that is equal on both edges is a constant or defined in the entry block: a
+    for (k, ty) in types.enumerate() {
+        let wanted: SmallVec<[Operand; 2]> = exprs.iter().map(|e| e.args[k]).collect();
+        // An operand that is equal on all edges is a constant or defined in the entry block: a
         // value of the body is not available at the end of the entry.
-        if e == b {
-            out.push(e);
+        if wanted.iter().all(|o| *o == wanted[0]) {
+            out.push(wanted[0]);
             continue;
         }
-        let pairs = args(version, ENTRY).iter().zip(args(version, BODY));
-        let position = pairs
-            .zip(&version.blocks[BODY].params)
-            .find(|((x, y), p)| **x == e && **y == b && version.ty(**p) == ty);
-        let param = match position {
-            Some((_, param)) => *param,
-            None => add_param(version, ty, e, b),
-        };
+        let params = version.blocks[BODY].params.iter().enumerate();
+        let existing = params
+            .filter(|(i, p)| version.ty(**p) == ty && passed(version, from, *i) == wanted)
+            .map(|(_, p)| *p)
+            .next();
+        let param = existing.unwrap_or_else(|| {
+            let param = version.value(ty);
+            version.blocks[BODY].params.push(param);
+            add_args(version, from, wanted);
+            param
+        });
         out.push(param.into());
     }
     out
-}
-
-fn add_param(version: &mut Version, ty: Ty, entry: Operand, back: Operand) -> Value {
-    let param = version.value(ty);
-    version.blocks[BODY].params.push(param);
-    for (block, arg) in [(ENTRY, entry), (BODY, back)] {
-        if let Term::Jump { args, .. } = &mut version.blocks[block].term {
-            args.push(arg);
-        }
-    }
-    param
 }

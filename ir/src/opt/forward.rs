@@ -16,7 +16,8 @@
 //! and *assumes* that they are known at the loop's head, each as a new parameter of the loop block.
 //! Then it walks the body. If every such slot is still known at the end of the body, its operand
 //! there is the back-edge argument, and the assumption holds by induction. Otherwise the lost slots
-//! are dropped and the body is walked again.
+//! are dropped and the body is walked again. If the loop has several paths ([`super::tree`]), a slot
+//! must be known at the end of each.
 //!
 //! ```text
 //! b0: … store.i64 [rbp - 8], v5; jump b1()     b0: … store.i64 [rbp - 8], v5; jump b1(v5)
@@ -29,6 +30,7 @@
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise};
+use super::tree::{Saved, add_args, to_head};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -78,7 +80,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     };
     let insts = std::mem::take(&mut pass.version.blocks[ENTRY].insts);
     pass.version.blocks[ENTRY].insts = pass.walk(&insts);
-    if shape == Shape::Loop {
+    if shape != Shape::Linear {
         pass.body();
     }
     let Forward { version, replaced, removed, .. } = pass;
@@ -90,7 +92,11 @@ impl Forward<'_> {
     fn body(&mut self) {
         let may_carry = holds(SideCondition::ForwardPrivateLoop, self.private);
         let mut carried = if may_carry { self.loop_invariant_slots() } else { Vec::new() };
-        let insts = std::mem::take(&mut self.version.blocks[BODY].insts);
+        let from = to_head(self.version);
+        let insts: Vec<Vec<Inst>> = self.version.blocks[BODY..]
+            .iter_mut()
+            .map(|block| std::mem::take(&mut block.insts))
+            .collect();
         let (addresses, removed) = (self.addresses.clone(), self.removed);
         for round in 0.. {
             if round == MAX_ROUNDS {
@@ -100,21 +106,19 @@ impl Forward<'_> {
             let at_head =
                 carried.iter().zip(&params).map(|(s, p)| Slot { value: (*p).into(), ..*s });
             self.slots = at_head.collect();
-            let mut out = self.walk(&insts);
-            let ends: Vec<Option<Operand>> =
-                carried.iter().map(|s| self.find(&s.location, s.ty, &mut out)).collect();
-            let survivors: Vec<Slot> = carried
-                .iter()
-                .zip(&ends)
-                .filter(|(_, end)| end.is_some())
-                .map(|(s, _)| *s)
-                .collect();
+            let (out, ends) = self.walk_tree(&insts, &carried);
+            let survives = |i: &usize| ends.iter().all(|end| end[*i].is_some());
+            let survivors: Vec<Slot> =
+                (0..carried.len()).filter(survives).map(|i| carried[i]).collect();
             if holds(SideCondition::ForwardSurvives, survivors.len() == carried.len()) {
-                self.version.blocks[BODY].insts = out;
+                for (block, out) in self.version.blocks[BODY..].iter_mut().zip(out) {
+                    block.insts = out;
+                }
                 self.version.blocks[BODY].params.extend(params);
-                self.extend_args(ENTRY, carried.iter().map(|s| s.value));
-                let back = ends.iter().zip(&carried).map(|(end, s)| end.unwrap_or(s.value));
-                self.extend_args(BODY, back);
+                for (i, slot) in carried.iter().enumerate() {
+                    let back = ends.iter().map(|end| end[i].unwrap_or(slot.value));
+                    add_args(self.version, &from, [slot.value].into_iter().chain(back));
+                }
                 return;
             }
             // Undo this walk: its replacements and guards depend on an assumption that does not
@@ -122,7 +126,7 @@ impl Forward<'_> {
             carried = survivors;
             self.addresses = addresses.clone();
             self.removed = removed;
-            for inst in &insts {
+            for inst in insts.iter().flatten() {
                 for def in &inst.defs {
                     self.replaced[def.index()] = None;
                 }
@@ -131,10 +135,29 @@ impl Forward<'_> {
         }
     }
 
-    fn extend_args(&mut self, block: usize, more: impl Iterator<Item = Operand>) {
-        if let Term::Jump { args, .. } = &mut self.version.blocks[block].term {
-            args.extend(more);
+    /// Rewrites the instructions of the loop's blocks. Returns them, and for each back edge what the
+    /// `carried` slots hold there.
+    fn walk_tree(
+        &mut self,
+        insts: &[Vec<Inst>],
+        carried: &[Slot],
+    ) -> (Vec<Vec<Inst>>, Vec<Vec<Option<Operand>>>) {
+        let mut saved = Saved::new(self.version);
+        let (mut all, mut ends) = (Vec::new(), Vec::new());
+        for (block, insts) in (BODY..).zip(insts) {
+            if let Some((slots, guards)) = saved.enter(block) {
+                self.slots = slots;
+                self.addresses.continue_with(guards);
+            }
+            let mut out = self.walk(insts);
+            if let Term::Jump { .. } = self.version.blocks[block].term {
+                let at_end = carried.iter().map(|s| self.find(&s.location, s.ty, &mut out));
+                ends.push(at_end.collect());
+            }
+            saved.leave(self.version, block, || (self.slots.clone(), self.addresses.guards()));
+            all.push(out);
         }
+        (all, ends)
     }
 
     /// The slots known now. Their addresses are sums of values of the entry block, so they do not
@@ -157,7 +180,7 @@ impl Forward<'_> {
     fn touched_in_body(&self) -> Vec<Location> {
         let mut addresses = self.addresses.clone();
         let values = Values { defs: &self.defs, replaced: &self.replaced };
-        let insts = self.version.blocks[BODY].insts.iter();
+        let insts = self.version.blocks[BODY..].iter().flat_map(|block| &block.insts);
         insts
             .filter_map(|inst| match access(self.version, inst) {
                 Access::Read(size) | Access::Write(size) => addresses.locate(&values, inst, size),

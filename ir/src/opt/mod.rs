@@ -92,6 +92,7 @@ mod simplify;
 mod sink;
 mod slot_promotion;
 mod speculation;
+mod tree;
 mod unreachable;
 
 pub use continuation::{ContinuationError, continuation};

@@ -1,39 +1,45 @@
 //! Pass `params`: removes parameters of the loop block that are invariant or duplicates.
 //!
-//! A parameter is invariant if its back-edge argument is itself or equal to its entry argument;
+//! A parameter is invariant if its argument on each back edge is itself or equal to its entry argument;
 //! then it is the entry argument. Two parameters with equal arguments are one. Both facts are found
 //! optimistically, by partition: at first all parameters of one type with the same entry argument
-//! are one class; then classes are split until the members of each have back-edge arguments of one
-//! class.
+//! are one class; then classes are split until the members of each have arguments of one class on each
+//! back edge.
 //!
 //! ```text
 //! b0: … jump b1(v1, v2, v2)                  b0: … jump b1(v2)
 //! b1(v3, v4, v5): … jump b1(v3, v5, v4)      b1(v4): … jump b1(v4)  next round: v4 is v2
 //! ```
 //!
-//! In a version with branches only the simplest case is found: a parameter to which every edge
+//! In a version with other branches ([`super::shape`]) only the simplest case is found: a parameter to which every edge
 //! passes the same operand or the parameter itself. That operand is available at the end of every
 //! predecessor, so it is available wherever the parameter is.
 //!
 //! The caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
-use super::shape::{BODY, ENTRY, Shape, normalise};
+use super::shape::{BODY, Shape, normalise};
+use super::tree::{args, to_head};
 use crate::side_conditions::{SideCondition, holds};
 use crate::types::Operand;
+use crate::version::Version;
 use crate::version::rename;
-use crate::version::{Term, Version};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+/// For each back edge the class of the argument, or the argument.
+type BackKeys = SmallVec<[Result<usize, Operand>; 2]>;
 
 /// Runs the pass; returns the number of parameters removed.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     match normalise(version) {
-        Some(Shape::Loop) => {}
+        Some(Shape::Loop | Shape::Tree) => {}
         Some(Shape::Linear) => return 0,
         None => return trivial(version),
     }
-    let Term::Jump { args: entry, .. } = &version.blocks[ENTRY].term else { return 0 };
-    let Term::Jump { args: back, .. } = &version.blocks[BODY].term else { return 0 };
+    let from = to_head(version);
+    let (entry, back) = (args(version, from[0]), &from[1..]);
+    let back: Vec<&[Operand]> = back.iter().map(|leaf| args(version, *leaf)).collect();
     let params = &version.blocks[BODY].params;
     let position: FxHashMap<Operand, usize> =
         params.iter().enumerate().map(|(i, p)| (Operand::Value(*p), i)).collect();
@@ -49,18 +55,18 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     // The loop ends when a round splits nothing, after at most as many rounds as there are
     // parameters.
     loop {
-        let mut split: FxHashMap<(usize, Result<usize, Operand>), usize> = FxHashMap::default();
+        // The members of a class that is its entry argument may also have that argument on a back edge.
+        let back_key = |back: &&[Operand], i: usize| match position.get(&back[i]) {
+            Some(p) => Ok(class[*p]),
+            None if back[i] == entry[i] => Ok(class[i]),
+            None => Err(back[i]),
+        };
+        let mut split: FxHashMap<(usize, BackKeys), usize> = FxHashMap::default();
         let mut refined = Vec::with_capacity(params.len());
         for i in 0..params.len() {
-            // The members of a class that is its entry argument may also have that argument on the
-            // back edge.
-            let back_key = match position.get(&back[i]) {
-                Some(p) => Ok(class[*p]),
-                None if back[i] == entry[i] => Ok(class[i]),
-                None => Err(back[i]),
-            };
+            let keys = back.iter().map(|back| back_key(back, i)).collect();
             let next = split.len();
-            refined.push(*split.entry((class[i], back_key)).or_insert(next));
+            refined.push(*split.entry((class[i], keys)).or_insert(next));
         }
         let count = split.len();
         if holds(SideCondition::ParamsSplit, count == classes) {
@@ -73,7 +79,10 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     // argument.
     let mut invariant = vec![true; classes];
     for i in 0..params.len() {
-        let stays = position.get(&back[i]).map_or(back[i] == entry[i], |p| class[*p] == class[i]);
+        let stays = |back: &&[Operand]| {
+            position.get(&back[i]).map_or(back[i] == entry[i], |p| class[*p] == class[i])
+        };
+        let stays = back.iter().all(stays);
         invariant[class[i]] &= holds(SideCondition::ParamsInvariant, stays);
     }
     let mut leader: Vec<Option<Operand>> = vec![None; classes];

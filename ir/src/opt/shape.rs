@@ -1,42 +1,54 @@
-//! The two shapes of a recorded trace's control flow, and a function that brings every trace into
-//! one of them.
+//! The three shapes of a trace's control flow, and a function that brings every trace into one of
+//! them.
 //!
-//! A block of a recorded trace ends in one `jump` or in an `exit`. So the blocks that control can
-//! reach from the entry are a chain that either ends or returns to one of its own blocks.
-//! [`normalise`] merges the chain. Afterwards the trace has one of two shapes, on which the passes
-//! rely:
+//! A block of one recorded path ends in a `jump` or in an `exit`. So the blocks that control can
+//! reach from the entry are a chain that either ends or returns to one of its own blocks. Several
+//! recorded iterations of a loop are a tree ([`super::tree`]). [`normalise`] merges chains.
+//! Afterwards the trace has one of three shapes, on which the passes rely:
 //!
 //! ```text
 //! Linear   b0: … exit aN
 //! Loop     b0: … jump b1(…)      b1(…): … jump b1(…)
+//! Tree     b0: … jump b1(…)      b1(…): … branch v1 then b2() else b3()
+//!                                b2(): … jump b1(…)      b3(): … jump b1(…)
 //! ```
 //!
-//! Everything in b0 dominates b1. A version with branches has neither shape. Passes that call this
-//! module leave such a version alone; passes that work on any control flow use
+//! Everything in b0 dominates b1. A version with other branches has none of these shapes. Passes that call
+//! this module leave such a version alone; passes that work on any control flow use
 //! [`crate::reach::Cfg`]. The module has no data; the caller owns the version, no lock.
 
+use super::{tree, unreachable};
 use crate::op::Op;
 use crate::types::{BlockId, Operand, Value};
 use crate::version::rename;
 use crate::version::{Block, Term, Version};
 
-/// One of the two shapes a normalised trace has.
+/// One of the three shapes a normalised trace has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shape {
     /// One block that ends in an exit.
     Linear,
     /// An entry block and a block that jumps to itself.
     Loop,
+    /// An entry block and a tree of blocks whose root is the head of the loop. See [`super::tree`].
+    Tree,
 }
 
 /// The entry block.
 pub(super) const ENTRY: usize = 0;
-/// The loop block of a [`Shape::Loop`].
+/// The loop block of a [`Shape::Loop`], and the loop's head of a [`Shape::Tree`].
 pub(super) const BODY: usize = 1;
 
-/// Merges the blocks of `version` into one of the two shapes. Returns `None` and changes nothing
-/// for a `base` version, for a version with branches, and for one whose jumps have no valid target.
+/// Merges the blocks of `version` into one of the shapes. Returns `None` and removes no more than
+/// unreachable blocks for a `base` version, for a version with other branches, and for one whose jumps have
+/// no valid target.
 pub fn normalise(version: &mut Version) -> Option<Shape> {
+    if version.blocks.iter().any(|b| matches!(b.term, Term::Branch { .. })) {
+        unreachable::remove(version);
+        if version.blocks.iter().any(|b| matches!(b.term, Term::Branch { .. })) {
+            return tree::normalise(version).then_some(Shape::Tree);
+        }
+    }
     if let [block] = &version.blocks[..]
         && matches!(block.term, Term::Exit(_))
     {

@@ -4,12 +4,14 @@
 //! For each instruction the walk replaces the operands by what they are known to be, applies the
 //! rules of [`super::rules`], [`super::conditions`] and [`super::address`] until none fits, and
 //! looks the result up among the expressions already computed. It visits the blocks in dominance
-//! order (see [`super::shape`]), so every value that it has seen is available.
+//! order (see [`super::shape`]), so every value that it has seen is available. In a loop with several
+//! paths, what it knows holds in the descendants of a block only ([`super::tree`]).
 //!
 //! A passed guard is a fact from there on. After `assume p` the value `p` is 1 and its negation 0;
 //! after `assume eq v, 7` every later use of `v` is 7. So speculative constant propagation and the
 //! removal of redundant guards are the same step. A fact also holds in the varmap of an anchor
-//! whose *first* use lies after the guard, because the first use dominates the others. Facts are
+//! whose *first* use lies after the guard, because the first use dominates the others. The condition of a
+//! branch is such a fact in the one child, and its opposite in the other. Facts are
 //! kept apart from equivalences (`replaced`), which hold everywhere and are applied to all anchors.
 //!
 //! ```text
@@ -23,7 +25,8 @@
 
 use super::OptOptions;
 use super::bounds::Bounds;
-use super::shape::normalise;
+use super::shape::{ENTRY, normalise};
+use super::tree::Saved;
 use super::{address, rules};
 use crate::defs::{Defs, Expr};
 use crate::op::{Op, ResultTy};
@@ -48,17 +51,24 @@ pub(super) enum Rewrite {
 /// a cycle of rules.
 const MAX_REWRITES: usize = 12;
 
+/// What is known from here on.
+#[derive(Clone, Default)]
+struct Knowledge {
+    /// Value -> the constant it is known to be.
+    facts: Vec<Option<u64>>,
+    /// Value -> the range it is known to lie in.
+    ranges: FxHashMap<Value, Bounds>,
+    /// Expression -> the operand that holds it.
+    known: FxHashMap<Expr, Operand>,
+}
+
 /// The state of the walk.
 pub(super) struct Numbering<'v> {
     pub version: &'v mut Version,
     defs: Defs,
     /// Value -> its replacement, everywhere.
     replaced: Vec<Option<Operand>>,
-    /// Value -> the constant it is known to be from here on.
-    facts: Vec<Option<u64>>,
-    /// Value -> the range it is known to lie in from here on.
-    ranges: FxHashMap<Value, Bounds>,
-    known: FxHashMap<Expr, Operand>,
+    here: Knowledge,
     out: Vec<Inst>,
     anchor_seen: Vec<bool>,
     /// The block being walked.
@@ -75,24 +85,40 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let mut numbering = Numbering {
         defs: Defs::empty(version),
         replaced: vec![None; values],
-        facts: vec![None; values],
-        ranges: FxHashMap::default(),
-        known: FxHashMap::default(),
+        here: Knowledge { facts: vec![None; values], ..Knowledge::default() },
         out: Vec::new(),
         anchor_seen: vec![false; version.anchors.len()],
         block: 0,
         changes: 0,
         version,
     };
-    for block in 0..numbering.version.blocks.len() {
-        if !numbering.walk(block) {
-            // An `assume 0` has made the following blocks unreachable.
-            numbering.version.blocks.truncate(block + 1);
-            break;
+    let count = numbering.version.blocks.len();
+    let mut saved = Saved::new(numbering.version);
+    // An `assume 0`, and a branch on a constant, make blocks unreachable.
+    let mut reached = vec![false; count];
+    reached[ENTRY] = true;
+    for block in 0..count {
+        if let Some((knowledge, cond)) = saved.enter(block) {
+            numbering.here = knowledge;
+            numbering.learn_false(cond);
+        }
+        if !reached[block] {
+            continue;
+        }
+        numbering.walk(block);
+        let Numbering { version, here, .. } = &numbering;
+        version.blocks[block].term.edges().for_each(|(to, _)| reached[to.index()] = true);
+        if let Term::Branch { cond, .. } = version.blocks[block].term {
+            saved.leave(version, block, || (here.clone(), cond));
+            numbering.learn(cond);
         }
     }
     numbering.apply_equivalences();
-    numbering.changes
+    let changes = numbering.changes;
+    if reached.contains(&false) {
+        normalise(version);
+    }
+    changes
 }
 
 impl Numbering<'_> {
@@ -101,7 +127,7 @@ impl Numbering<'_> {
         let Operand::Value(v) = o else { return o };
         let o = self.replaced.get(v.index()).copied().flatten().unwrap_or(o);
         let Operand::Value(v) = o else { return o };
-        if let Some(c) = self.facts.get(v.index()).copied().flatten() {
+        if let Some(c) = self.here.facts.get(v.index()).copied().flatten() {
             return Operand::Const(c);
         }
         o
@@ -122,12 +148,12 @@ impl Numbering<'_> {
 
     /// The range facts about a value.
     pub(super) fn range(&self, v: Value) -> Option<Bounds> {
-        self.ranges.get(&v).copied()
+        self.here.ranges.get(&v).copied()
     }
 
     /// The operand that already holds this expression, if there is one. No rules are applied.
     pub(super) fn computed(&self, op: Op, ty: Ty, args: &[Operand]) -> Option<Operand> {
-        self.known.get(&canonical(Expr::new(op, ty, args))).map(|o| self.known(*o))
+        self.here.known.get(&canonical(Expr::new(op, ty, args))).map(|o| self.known(*o))
     }
 
     /// The operand that holds this expression, computing it here if it is new.
@@ -149,7 +175,7 @@ impl Numbering<'_> {
             }
         }
         expr = canonical(expr);
-        if let Some(o) = self.known.get(&expr) {
+        if let Some(o) = self.here.known.get(&expr) {
             return self.known(*o);
         }
         let result = match expr.op.signature().1 {
@@ -159,12 +185,12 @@ impl Numbering<'_> {
         let v = name.unwrap_or_else(|| self.version.value(result));
         self.out.push(Inst::new(expr.op, expr.ty, Some(v), expr.operands()));
         self.defs.set(v, expr);
-        self.known.insert(expr, v.into());
+        self.here.known.insert(expr, v.into());
         v.into()
     }
 
-    /// Walks a block; false if control never reaches its end.
-    fn walk(&mut self, block: usize) -> bool {
+    /// Walks a block.
+    fn walk(&mut self, block: usize) {
         self.block = block;
         let insts = std::mem::take(&mut self.version.blocks[block].insts);
         self.out = Vec::with_capacity(insts.len());
@@ -178,7 +204,7 @@ impl Numbering<'_> {
                 None if inst.op == Op::Assume => {
                     if !self.assume(inst) {
                         self.version.blocks[block].insts = std::mem::take(&mut self.out);
-                        return false;
+                        return;
                     }
                 }
                 None => {
@@ -194,12 +220,17 @@ impl Numbering<'_> {
         }
         let mut term = self.version.blocks[block].term.clone();
         Version::for_each_term_operand(&mut term, |o| *o = self.known(*o));
-        if let Term::Exit(anchor) = term {
-            self.see_anchor(anchor);
+        match &mut term {
+            Term::Exit(anchor) => self.see_anchor(*anchor),
+            Term::Branch { cond: Operand::Const(c), then, otherwise } => {
+                let taken = if *c == 0 { otherwise } else { then };
+                term = Term::Jump { to: taken.to, args: std::mem::take(&mut taken.args) };
+                self.changes += 1;
+            }
+            Term::Branch { .. } | Term::Jump { .. } | Term::Guest(_) => {}
         }
         self.version.blocks[block].term = term;
         self.version.blocks[block].insts = std::mem::take(&mut self.out);
-        true
     }
 
     fn pure(&mut self, expr: Expr, inst: &Inst) {
@@ -251,12 +282,49 @@ impl Numbering<'_> {
         }
     }
 
+    /// Notes what follows if `predicate` is false.
+    fn learn_false(&mut self, predicate: Operand) {
+        let Operand::Value(p) = predicate else { return };
+        let expr = self.def(predicate);
+        self.fact(p, 0);
+        let Some(Expr { op, ty, args: [a, b, _] }) = expr else { return };
+        let (op, args) = match op {
+            Op::Eq => (Op::Ne, [a, b]),
+            Op::Ne => (Op::Eq, [a, b]),
+            Op::LtS => (Op::LeS, [b, a]),
+            Op::LtU => (Op::LeU, [b, a]),
+            Op::LeS => (Op::LtS, [b, a]),
+            Op::LeU => (Op::LtU, [b, a]),
+            Op::Cond(cc) => {
+                let negated = Expr::new(Op::Cond(cc.negate()), Ty::I64, &[a]);
+                self.here.known.insert(negated, Operand::Const(1));
+                return;
+            }
+            Op::Not if ty == Ty::I1 => {
+                if let Operand::Value(v) = a {
+                    self.fact(v, 1);
+                }
+                return;
+            }
+            _ => return,
+        };
+        self.learn_comparison(Expr::new(op, ty, &args));
+        let opposite = canonical(Expr::new(op, ty, &args));
+        self.here.known.insert(opposite, Operand::Const(1));
+    }
+
     /// Notes what follows if `predicate` is true.
     fn learn(&mut self, predicate: Operand) {
         let Operand::Value(p) = predicate else { return };
         let expr = self.def(predicate);
         self.fact(p, 1);
-        let Some(expr) = expr else { return };
+        if let Some(expr) = expr {
+            self.learn_comparison(expr);
+        }
+    }
+
+    /// Notes what follows if `expr` is true, besides that it is.
+    fn learn_comparison(&mut self, expr: Expr) {
         let [a, b, _] = expr.args;
         let mut implied: SmallVec<[(Op, Operand, Operand, u64); 6]> = SmallVec::new();
         match expr.op {
@@ -287,7 +355,7 @@ impl Numbering<'_> {
             Op::LeU => implied.push((Op::LtU, b, a, 0)),
             Op::Cond(cc) => {
                 let negated = Expr::new(Op::Cond(cc.negate()), Ty::I64, &[a]);
-                self.known.insert(negated, Operand::Const(0));
+                self.here.known.insert(negated, Operand::Const(0));
             }
             Op::Not if expr.ty == Ty::I1 => {
                 if let Operand::Value(v) = a {
@@ -297,7 +365,9 @@ impl Numbering<'_> {
             _ => {}
         }
         for (op, a, b, truth) in implied {
-            self.known.insert(canonical(Expr::new(op, expr.ty, &[a, b])), Operand::Const(truth));
+            self.here
+                .known
+                .insert(canonical(Expr::new(op, expr.ty, &[a, b])), Operand::Const(truth));
         }
         self.learn_range(expr.op, expr.ty, a, b);
     }
@@ -321,7 +391,7 @@ impl Numbering<'_> {
         let now = rules::bounds(self, v.into(), ty);
         let narrowed = change(now);
         if narrowed != now {
-            self.ranges.insert(v, narrowed);
+            self.here.ranges.insert(v, narrowed);
             if let Some(c) = narrowed.single() {
                 self.fact(v, c);
             }
@@ -329,10 +399,10 @@ impl Numbering<'_> {
     }
 
     fn fact(&mut self, v: Value, c: u64) {
-        if v.index() >= self.facts.len() {
-            self.facts.resize(v.index() + 1, None);
+        if v.index() >= self.here.facts.len() {
+            self.here.facts.resize(v.index() + 1, None);
         }
-        self.facts[v.index()] = Some(c);
+        self.here.facts[v.index()] = Some(c);
     }
 
     /// Called at each use of an anchor. At the first use, what is known here holds at every use.

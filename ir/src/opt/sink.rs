@@ -34,6 +34,7 @@
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise};
+use super::tree::{Saved, add_args, args, to_head};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -59,15 +60,15 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let Some(shape) = normalise(version) else { return 0 };
     // An anchor may be used in both blocks: no store lies between its uses, so a loop that uses it
     // stores nothing.
-    let overwritten = overwritten(version, shape);
+    let overwritten = overwritten(version);
     let uses: Vec<Vec<(AnchorId, usize)>> =
         (0..version.blocks.len()).map(|b| first_uses(version, b)).collect();
     let mut sunk = 0;
     let mut gone: Vec<Vec<bool>> =
         version.blocks.iter().map(|b| vec![false; b.insts.len()]).collect();
-    if shape == Shape::Loop {
+    if shape != Shape::Linear {
         for slot in carried(version) {
-            sunk += carry(version, &slot, &uses[BODY], &mut gone[BODY]);
+            sunk += carry(version, &slot, &uses, &mut gone);
         }
     }
     for dead in overwritten {
@@ -112,8 +113,8 @@ struct Carried {
     store: Inst,
     /// The content of the location at the end of the entry block.
     entry: Operand,
-    /// The loop's stores to it: index and value, in order.
-    stores: Vec<(usize, Operand)>,
+    /// The loop's stores to it: block, index and value, in order.
+    stores: Vec<(usize, usize, Operand)>,
 }
 
 /// A candidate for being carried, while the loop is walked.
@@ -127,26 +128,33 @@ fn carried(version: &Version) -> Vec<Carried> {
     let values = Values { defs: &defs, replaced: &[] };
     let mut addresses = Addresses::default();
     let mut list = candidates(version, &values, &mut addresses);
-    for (i, inst) in version.blocks[BODY].insts.iter().enumerate() {
-        if inst.op == Op::Assume {
-            addresses.learn(&values, inst.args[0]);
+    let mut saved = Saved::new(version);
+    for (block, body) in version.blocks.iter().enumerate().skip(BODY) {
+        if let Some(guards) = saved.enter(block) {
+            addresses.continue_with(guards);
         }
-        let size = match access(version, inst) {
-            Access::None => continue,
-            Access::ReadUnknown | Access::Barrier => return Vec::new(),
-            Access::Read(size) | Access::Write(size) => size,
-        };
-        let Some(here) = addresses.locate(&values, inst, size) else { return Vec::new() };
-        list.retain_mut(|c| {
-            let ours = inst.op == Op::Store && inst.ty == c.slot.store.ty && here == c.location;
-            if ours {
-                c.slot.stores.push((i, inst.args[2]));
+        for (i, inst) in body.insts.iter().enumerate() {
+            if inst.op == Op::Assume {
+                addresses.learn(&values, inst.args[0]);
             }
-            ours || holds(
-                SideCondition::SinkCarriedDisjoint,
-                addresses.disjoint(&c.location, &here),
-            )
-        });
+            let size = match access(version, inst) {
+                Access::None => continue,
+                Access::ReadUnknown | Access::Barrier => return Vec::new(),
+                Access::Read(size) | Access::Write(size) => size,
+            };
+            let Some(here) = addresses.locate(&values, inst, size) else { return Vec::new() };
+            list.retain_mut(|c| {
+                let ours = inst.op == Op::Store && inst.ty == c.slot.store.ty && here == c.location;
+                if ours {
+                    c.slot.stores.push((block, i, inst.args[2]));
+                }
+                ours || holds(
+                    SideCondition::SinkCarriedDisjoint,
+                    addresses.disjoint(&c.location, &here),
+                )
+            });
+        }
+        saved.leave(version, block, || addresses.guards());
     }
     list.truncate(MAX_CARRIED);
     list.into_iter().map(|c| c.slot).collect()
@@ -158,7 +166,8 @@ fn candidates(version: &Version, values: &Values, addresses: &mut Addresses) -> 
     let entry = &version.blocks[ENTRY].insts;
     entry.iter().filter(|i| i.op == Op::Assume).for_each(|i| addresses.learn(values, i.args[0]));
     let mut list: Vec<Candidate> = Vec::new();
-    for inst in version.blocks[BODY].insts.iter().filter(|i| i.op == Op::Store) {
+    let body = version.blocks[BODY..].iter().flat_map(|block| &block.insts);
+    for inst in body.filter(|i| i.op == Op::Store) {
         let Some(location) = addresses.locate(values, inst, inst.ty.bytes()) else { continue };
         if list.iter().any(|c| !addresses.disjoint(&c.location, &location)) {
             continue;
@@ -199,44 +208,75 @@ fn content_at_end(
     None
 }
 
-/// Moves the stores of the loop to one location into the loop's anchors.
+/// Moves the stores of the loop to one location into the loop's anchors; `uses` are the first uses of
+/// anchors by block.
 fn carry(
     version: &mut Version,
     slot: &Carried,
-    uses: &[(AnchorId, usize)],
-    gone: &mut [bool],
+    uses: &[Vec<(AnchorId, usize)>],
+    gone: &mut [Vec<bool>],
 ) -> usize {
-    let Some((_, last)) = slot.stores.last() else { return 0 };
-    let param = carried_param(version, slot, *last);
-    for (anchor, first) in uses {
-        let before = slot.stores.iter().rev().find(|(i, _)| i < first);
-        let value = before.map_or(Operand::Value(param), |(_, value)| *value);
-        version.anchors[anchor.index()].stores.extend(deferred(&slot.store, value));
+    if slot.stores.is_empty() {
+        return 0;
     }
-    slot.stores.iter().for_each(|(i, _)| gone[*i] = true);
+    let content = Content::of(version, slot);
+    let param = carried_param(version, slot, &content);
+    let value = |at: Option<Operand>| at.unwrap_or(param.into());
+    for (block, uses) in uses.iter().enumerate().skip(BODY) {
+        for (anchor, first) in uses {
+            let store = deferred(&slot.store, value(content.before(slot, block, *first)));
+            version.anchors[anchor.index()].stores.extend(store);
+        }
+    }
+    slot.stores.iter().for_each(|(block, i, _)| gone[*block][*i] = true);
     slot.stores.len()
+}
+
+/// What a carried location holds in the blocks of the loop, if that is not the loop's parameter.
+struct Content {
+    /// By block: at its start.
+    at_start: Vec<Option<Operand>>,
+}
+
+impl Content {
+    fn of(version: &Version, slot: &Carried) -> Content {
+        let mut content = Content { at_start: vec![None; version.blocks.len()] };
+        for (block, body) in version.blocks.iter().enumerate().skip(BODY) {
+            let at_end = content.before(slot, block, body.insts.len());
+            let children = body.term.edges().filter(|(to, _)| to.index() != BODY);
+            children.for_each(|(to, _)| content.at_start[to.index()] = at_end);
+        }
+        content
+    }
+
+    /// What it holds before an instruction.
+    fn before(&self, slot: &Carried, block: usize, inst: usize) -> Option<Operand> {
+        let here = slot.stores.iter().rev().find(|(b, i, _)| *b == block && *i < inst);
+        here.map_or(self.at_start[block], |(_, _, value)| Some(*value))
+    }
 }
 
 /// The parameter of the loop that is the location's content: an existing one with the same
 /// arguments, or a new one.
-fn carried_param(version: &mut Version, slot: &Carried, last: Operand) -> Value {
-    let args = |version: &Version, block: usize| match &version.blocks[block].term {
-        Term::Jump { args, .. } => args.clone(),
-        Term::Branch { .. } | Term::Exit(_) | Term::Guest(_) => Vec::new(),
+fn carried_param(version: &mut Version, slot: &Carried, content: &Content) -> Value {
+    let from = to_head(version);
+    let at_ends: Vec<Option<Operand>> = from[1..]
+        .iter()
+        .map(|leaf| content.before(slot, *leaf, version.blocks[*leaf].insts.len()))
+        .collect();
+    let passes = |i: usize, param: Value| {
+        let back = from[1..].iter().map(|leaf| args(version, *leaf)[i]);
+        args(version, from[0])[i] == slot.entry
+            && back.zip(&at_ends).all(|(arg, at_end)| arg == at_end.unwrap_or(param.into()))
+            && version.ty(param) == slot.store.ty
     };
-    let (entry, back) = (args(version, ENTRY), args(version, BODY));
-    let mut pairs = version.blocks[BODY].params.iter().zip(entry.iter().zip(&back));
-    let existing = pairs
-        .find(|(p, (e, b))| **e == slot.entry && **b == last && version.ty(**p) == slot.store.ty)
-        .map(|(p, _)| *p);
+    let params = version.blocks[BODY].params.iter().enumerate();
+    let existing = params.clone().find(|(i, param)| passes(*i, **param)).map(|(_, param)| *param);
     existing.unwrap_or_else(|| {
         let param = version.value(slot.store.ty);
         version.blocks[BODY].params.push(param);
-        for (block, arg) in [(ENTRY, slot.entry), (BODY, last)] {
-            if let Term::Jump { args, .. } = &mut version.blocks[block].term {
-                args.push(arg);
-            }
-        }
+        let back = at_ends.into_iter().map(|at_end| at_end.unwrap_or(param.into()));
+        add_args(version, &from, [slot.entry].into_iter().chain(back));
         param
     })
 }
@@ -248,14 +288,18 @@ struct Overwritten {
     by: usize,
 }
 
-fn overwritten(version: &Version, shape: Shape) -> Vec<Overwritten> {
+fn overwritten(version: &Version) -> Vec<Overwritten> {
     let defs = Defs::of(version);
     let values = Values { defs: &defs, replaced: &[] };
     let mut addresses = Addresses::default();
     let mut found = Vec::new();
     let mut written: Vec<Location> = Vec::new();
-    let blocks = if shape == Shape::Loop { ENTRY..BODY + 1 } else { ENTRY..ENTRY + 1 };
-    for block in blocks {
+    let mut saved = Saved::new(version);
+    for block in ENTRY..version.blocks.len() {
+        if let Some((guards, before)) = saved.enter(block) {
+            addresses.continue_with(guards);
+            written = before;
+        }
         // Stores that no access has touched yet.
         let mut pending: Vec<(usize, Location)> = Vec::new();
         for (i, inst) in version.blocks[block].insts.iter().enumerate() {
@@ -293,6 +337,7 @@ fn overwritten(version: &Version, shape: Shape) -> Vec<Overwritten> {
                 }
             }
         }
+        saved.leave(version, block, || (addresses.guards(), written.clone()));
     }
     found
 }

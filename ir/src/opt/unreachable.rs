@@ -54,8 +54,11 @@ fn decide(version: &mut Version) -> usize {
 }
 
 /// Removes the blocks without a path from the entry and renumbers the others.
-fn remove(version: &mut Version) -> usize {
+pub(super) fn remove(version: &mut Version) -> usize {
     let cfg = Cfg::new(version);
+    if (0..version.blocks.len() as u32).all(|b| cfg.is_reachable(BlockId(b))) {
+        return 0;
+    }
     let mut number = vec![BlockId(0); version.blocks.len()];
     let mut kept = 0;
     for (b, slot) in number.iter_mut().enumerate() {

@@ -16,7 +16,7 @@
 //! ```
 
 use super::program::Program;
-use super::trace::{Options, build, record};
+use super::trace::{Options, build_tree, record};
 use super::{Rng, generate, shrink};
 use crate::eval::check::{Checked, Limits, check, run_base};
 use crate::eval::{Hooks, Leave, Machine, ModelMachine, State};
@@ -35,6 +35,9 @@ pub struct Case {
     /// How much to evaluate.
     pub limits: Limits,
 }
+
+/// Most iterations of a loop that become one trace, besides the first.
+const MORE_ITERATIONS: usize = 5;
 
 /// Stops at a pc.
 struct StopAt(u64);
@@ -78,7 +81,19 @@ pub fn case(program: &mut Program, head: u64, seed: u64) -> Option<Case> {
     let path = record(program, head, &mut state, &mut machine, 12)?;
     let options =
         Options { peel: rng.one_in(2), older_anchor: if shared { 0 } else { rng.below(4) } };
-    let mut trace = build(&path, "t1", options, &mut rng)?;
+    let mut paths = vec![path];
+    if paths[0].is_loop && rng.one_in(2) {
+        // More iterations, which may go other ways.
+        for _ in 0..MORE_ITERATIONS {
+            let Some(path) = record(program, head, &mut state, &mut machine, 12) else { break };
+            let is_loop = path.is_loop;
+            paths.push(path);
+            if !is_loop {
+                break;
+            }
+        }
+    }
+    let mut trace = build_tree(&paths, "t1", options, &mut rng)?;
     trace.context.facts.extend(private.then_some(Fact::PrivateMemory));
     Some(Case {
         trace,

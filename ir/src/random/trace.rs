@@ -24,6 +24,7 @@ use crate::types::{AnchorId, BlockId, Loc, NativeId, Operand, Ty, Value};
 use crate::version::{Anchor, Block, Edge, GuestTerm, Inst, Term, Version};
 
 /// A path through `base`.
+#[derive(Clone)]
 pub struct Path {
     /// The blocks, and the pc to which each went.
     pub blocks: Vec<(Version, u64)>,
@@ -88,10 +89,18 @@ struct TraceBuilder<'a> {
 /// The trace of a path. `None` if an instruction may fault after an effect of its own, which the
 /// builder does not support.
 pub fn build(path: &Path, name: &str, options: Options, rng: &mut Rng) -> Option<Version> {
+    build_tree(std::slice::from_ref(path), name, options, rng)
+}
+
+/// The trace of several paths from one start, the first of which is the main path. If that is a loop, the
+/// trace branches where the others leave it; else it is built alone. `None` as for [`build`].
+pub fn build_tree(paths: &[Path], name: &str, options: Options, rng: &mut Rng) -> Option<Version> {
+    let path = paths.first()?;
     let (first, _) = path.blocks.first()?;
     let mut version = Version::new(name, first.region);
     let mut written = [false; Loc::SSA_COUNT];
-    for inst in path.blocks.iter().flat_map(|(b, _)| &b.blocks[0].insts) {
+    let blocks = paths.iter().flat_map(|path| &path.blocks);
+    for inst in blocks.flat_map(|(b, _)| &b.blocks[0].insts) {
         if let Op::Put(loc) = inst.op {
             written[loc.ssa_index()?] = true;
         }
@@ -131,9 +140,8 @@ pub fn build(path: &Path, name: &str, options: Options, rng: &mut Rng) -> Option
     poll.anchor = Some(head);
     b.insts.push(poll);
     b.in_reach.push(head);
-    b.path(path)?;
-    let args = b.written_operands();
-    b.finish(params, Term::Jump { to: BlockId(1), args });
+    let paths: Vec<&Path> = paths.iter().collect();
+    b.grow(params, &paths, 0)?;
     Some(b.version)
 }
 
@@ -330,6 +338,72 @@ impl TraceBuilder<'_> {
 
     fn path(&mut self, path: &Path) -> Option<()> {
         path.blocks.iter().try_for_each(|(block, next)| self.block(block, *next))
+    }
+
+    /// Builds what the paths, which have the same blocks so far, do from the n-th block on.
+    fn grow(&mut self, params: Vec<Value>, paths: &[&Path], from: usize) -> Option<()> {
+        let main = paths[0];
+        for n in from..main.blocks.len() {
+            let (base, next) = &main.blocks[n];
+            let (same, others): (Vec<&Path>, Vec<&Path>) =
+                paths.iter().partition(|path| path.blocks.get(n).is_some_and(|b| b.1 == *next));
+            let Some((_, other)) = others.first().and_then(|path| path.blocks.get(n)) else {
+                self.block(base, *next)?;
+                continue;
+            };
+            let mut map = vec![Operand::Const(0); base.types.len()];
+            self.body(base, &mut map)?;
+            let cond = match &base.blocks[0].term {
+                Term::Guest(GuestTerm::Branch { cond, taken, .. }) if next == taken => {
+                    renamed(&map, *cond)
+                }
+                Term::Guest(GuestTerm::Branch { cond, .. }) => {
+                    let cond = renamed(&map, *cond);
+                    self.pure(Op::Eq, Ty::I1, Ty::I1, &[cond, Operand::Const(0)])
+                }
+                Term::Guest(GuestTerm::Goto(o) | GuestTerm::Ret(o)) => {
+                    let target = renamed(&map, *o);
+                    self.pure(Op::Eq, Ty::I64, Ty::I1, &[target, Operand::Const(*next)])
+                }
+                _ => return None,
+            };
+            let this = self.version.blocks.len();
+            let edge = |to: usize| Edge { to: BlockId(to as u32), args: Vec::new() };
+            let term = Term::Branch { cond, then: edge(this + 1), otherwise: edge(0) };
+            self.finish(params, term);
+            let (env, here) = (self.env, self.here);
+            self.start_child();
+            self.grow(Vec::new(), &same, n + 1)?;
+            let second = self.version.blocks.len() as u32;
+            if let Term::Branch { otherwise, .. } = &mut self.version.blocks[this].term {
+                otherwise.to = BlockId(second);
+            }
+            (self.env, self.here) = (env, here);
+            self.start_child();
+            // After an indirect jump the other path's target is assumed.
+            if let Term::Guest(GuestTerm::Goto(o) | GuestTerm::Ret(o)) = &base.blocks[0].term {
+                let target = renamed(&map, *o);
+                let holds = self.pure(Op::Eq, Ty::I64, Ty::I1, &[target, Operand::Const(*other)]);
+                self.assume(holds)?;
+            }
+            let others: Vec<&Path> = others
+                .into_iter()
+                .filter(|path| path.blocks.get(n).is_some_and(|b| b.1 == *other))
+                .collect();
+            return self.grow(Vec::new(), &others, n + 1);
+        }
+        let term = match main.is_loop {
+            true => Term::Jump { to: BlockId(1), args: self.written_operands() },
+            false => Term::Exit(self.new_anchor(main.blocks.last()?.1, self.env)),
+        };
+        self.finish(params, term);
+        Some(())
+    }
+
+    /// A block behind a branch begins. It has its own anchors.
+    fn start_child(&mut self) {
+        self.in_reach.clear();
+        self.own_anchor = None;
     }
 
     fn block(&mut self, base: &Version, next: u64) -> Option<()> {

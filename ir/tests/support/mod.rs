@@ -1,14 +1,15 @@
 //! Random guest programs as `base` blocks, and a small trace builder over them, for the property
 //! tests of the optimiser. The builder does what `tracer` does, without guest bytes.
 //!
-//! A program is a path of blocks; a branch off the path leaves the program. Registers have roles,
+//! A program is a path of blocks. A branch off the path leaves the program, or leads to a *side*: a
+//! block that returns to the loop's head. Registers have roles,
 //! so that most accesses hit mapped memory: rbp and rsp point into the stack, rsi and rdi anywhere
 //! (also into the stack, so that they may alias), rbx is a small index, and the others hold data.
 
 use dynasour_ir::eval::{ModelMachine, State};
 use dynasour_ir::{
-    Anchor, AnchorId, Block, BlockId, Builder, Cond, Context, Fact, FlagOp, Gpr, GuestTerm, Inst,
-    Loc, Mem, Op, Operand, Term, Ty, Value, Version,
+    Anchor, AnchorId, Block, BlockId, Builder, Cond, Context, Edge, Fact, FlagOp, Gpr, GuestTerm,
+    Inst, Loc, Mem, Op, Operand, Term, Ty, Value, Version,
 };
 use std::collections::BTreeMap;
 
@@ -43,11 +44,13 @@ impl Random {
 pub const HEAD: u64 = 0x40_1000;
 pub const STACK: u64 = 0x7000_0000;
 pub const ARRAY: u64 = 0x5000_0000;
+/// Block i of the path branches to this plus i.
+const OFF_PATH: u64 = 0x9000;
 const DATA: [Gpr; 4] = [Gpr::RAX, Gpr::RCX, Gpr::RDX, Gpr::R11];
 const POINTERS: [Gpr; 2] = [Gpr::RSI, Gpr::RDI];
 const INTS: [Ty; 4] = [Ty::I8, Ty::I16, Ty::I32, Ty::I64];
 
-/// A program: its blocks and the path through them.
+/// A program: its blocks, sides among them, and the path through them.
 pub struct Program {
     pub blocks: BTreeMap<u64, Version>,
     pub path: Vec<u64>,
@@ -218,6 +221,16 @@ impl Guest<'_, '_> {
         }
     }
 
+    /// Some instructions from `pc` on, and the mark of the one behind them.
+    fn instructions(&mut self, mut pc: u64, most: u64) {
+        for _ in 0..1 + self.random.below(most) {
+            self.b.at(pc);
+            self.instruction();
+            pc += 3;
+        }
+        self.b.at(pc);
+    }
+
     fn instruction(&mut self) {
         let ty = if self.random.chance(50) {
             self.random.pick(&[Ty::I32, Ty::I64])
@@ -321,14 +334,8 @@ pub fn program(random: &mut Random, blocks: u64, length: u64, loops: bool) -> Pr
     for i in 0..blocks {
         let head = start(i);
         let mut version = Version::new("base", head);
-        let mut pc = head;
         let mut guest = Guest { b: Builder::new(&mut version), random };
-        for _ in 0..1 + guest.random.below(length) {
-            guest.b.at(pc);
-            guest.instruction();
-            pc += 3;
-        }
-        guest.b.at(pc);
+        guest.instructions(head, length);
         let next = if i + 1 < blocks { start(i + 1) } else { HEAD };
         let term = if i + 1 == blocks && !loops {
             GuestTerm::Goto(Operand::Const(0x9999))
@@ -340,16 +347,20 @@ pub fn program(random: &mut Random, blocks: u64, length: u64, loops: bool) -> Pr
             let f = guest.b.get(Loc::Flags);
             let cond = guest.b.cond(guest.random.pick(&Cond::ALL), f);
             if guest.random.chance(50) {
-                GuestTerm::Branch { cond, taken: next, fall: 0x9000 + i }
+                GuestTerm::Branch { cond, taken: next, fall: OFF_PATH + i }
             } else {
-                GuestTerm::Branch { cond, taken: 0x9000 + i, fall: next }
+                GuestTerm::Branch { cond, taken: OFF_PATH + i, fall: next }
             }
         };
+        let has_side = loops && guest.random.chance(60);
         let insts = std::mem::take(&mut guest.b.insts);
         drop(guest);
         version.blocks.push(Block { params: Vec::new(), insts, term: Term::Guest(term) });
         map.insert(head, version);
         path.push(head);
+        if has_side {
+            map.insert(OFF_PATH + i, side(random, OFF_PATH + i));
+        }
     }
     Program { blocks: map, path, loops }
 }
@@ -368,6 +379,17 @@ fn countdown(next: u64) -> Version {
     let cond = b.cond(Cond::E, flags);
     let insts = b.insts;
     let term = Term::Guest(GuestTerm::Branch { cond, taken: 0x8000, fall: next });
+    version.blocks.push(Block { params: Vec::new(), insts, term });
+    version
+}
+
+/// A few instructions, and back to the loop's head.
+fn side(random: &mut Random, pc: u64) -> Version {
+    let mut version = Version::new("base", pc);
+    let mut guest = Guest { b: Builder::new(&mut version), random };
+    guest.instructions(pc, 3);
+    let insts = std::mem::take(&mut guest.b.insts);
+    let term = Term::Guest(GuestTerm::Goto(Operand::Const(HEAD)));
     version.blocks.push(Block { params: Vec::new(), insts, term });
     version
 }
@@ -400,102 +422,181 @@ fn entry_state(version: &mut Version) -> ([Operand; Loc::SSA_COUNT], Vec<Value>)
 
 /// The trace of a program's path, as `tracer` builds it.
 pub fn trace(program: &Program, private_memory: bool) -> Version {
-    let mut version = Version::new("t1", HEAD);
-    if private_memory {
-        version.context = Context { facts: vec![Fact::PrivateMemory] };
-    }
-    let written = written_locations(program);
-    let (mut state, mut params) = entry_state(&mut version);
-    let pick = |state: &[Operand; Loc::SSA_COUNT]| -> Vec<Operand> {
-        (0..Loc::SSA_COUNT).filter(|i| written[*i]).map(|i| state[i]).collect()
-    };
-    let mut body_params = Vec::new();
-    if program.loops {
-        let args = pick(&state);
-        for i in (0..Loc::SSA_COUNT).filter(|i| written[*i]) {
-            let v = version.value(Loc::from_ssa_index(i).ty());
-            body_params.push(v);
-            state[i] = v.into();
+    Trace::build(program, private_memory, |_| false)
+}
+
+/// The trace of the program's path and of those of its sides that `takes` returns true for.
+pub fn tree(program: &Program, private_memory: bool, takes: impl FnMut(u64) -> bool) -> Version {
+    Trace::build(program, private_memory, takes)
+}
+
+/// The operand that each SSA location holds.
+type Locations = [Operand; Loc::SSA_COUNT];
+
+/// A trace in the making.
+struct Trace<'p> {
+    program: &'p Program,
+    version: Version,
+    written: [bool; Loc::SSA_COUNT],
+    state: Locations,
+    reach: Option<AnchorId>,
+    /// The parameters of the block that begins now.
+    params: Vec<Value>,
+    insts: Vec<Inst>,
+}
+
+impl<'p> Trace<'p> {
+    fn build(
+        program: &'p Program,
+        private_memory: bool,
+        mut takes: impl FnMut(u64) -> bool,
+    ) -> Version {
+        let mut version = Version::new("t1", HEAD);
+        if private_memory {
+            version.context = Context { facts: vec![Fact::PrivateMemory] };
         }
-        let term = Term::Jump { to: BlockId(1), args };
-        version.blocks.push(Block { params: std::mem::take(&mut params), insts: Vec::new(), term });
+        let written = written_locations(program);
+        let (state, params) = entry_state(&mut version);
+        let (reach, insts) = (None, Vec::new());
+        let mut t = Trace { program, version, written, state, reach, params, insts };
+        if program.loops {
+            t.enter_loop();
+        }
+        // Sides that are built behind the path: the block that branches, the side's pc, and the state.
+        let mut sides: Vec<(usize, u64, Locations)> = Vec::new();
+        let mut exit = None;
+        for (step, pc) in program.path.iter().enumerate() {
+            let next = program.path.get(step + 1).copied();
+            let (at, at_start, term) = t.block(*pc);
+            match term {
+                GuestTerm::Goto(target) => {
+                    let a = t.anchor(target, &t.state.clone());
+                    match next {
+                        Some(next) => {
+                            let mut b = Builder::new(&mut t.version);
+                            let p = b.binary(Op::Eq, Ty::I64, target, Operand::Const(next));
+                            b.assume(p, a);
+                            t.insts.append(&mut b.insts);
+                        }
+                        None => exit = Some(a),
+                    }
+                }
+                GuestTerm::Branch { cond, taken, fall } => {
+                    let next = next.unwrap_or(HEAD);
+                    let other = if next == taken { fall } else { taken };
+                    let mut b = Builder::new(&mut t.version);
+                    let mut p = cond;
+                    if next != taken {
+                        p = b.binary(Op::Xor, Ty::I1, p, Operand::Const(1));
+                    }
+                    t.insts.append(&mut b.insts);
+                    if program.blocks.contains_key(&other) && takes(other) {
+                        let this = t.version.blocks.len();
+                        sides.push((this, other, t.state));
+                        let edge = |to: usize| Edge { to: BlockId(to as u32), args: Vec::new() };
+                        let (then, otherwise) = (edge(this + 1), edge(0));
+                        t.finish(Term::Branch { cond: p, then, otherwise });
+                        t.reach = None;
+                        continue;
+                    }
+                    let a = t.anchor(Operand::Const(at), &at_start);
+                    t.reach = Some(a);
+                    let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[p]);
+                    assume.anchor = Some(a);
+                    t.insts.push(assume);
+                }
+                _ => unreachable!(),
+            }
+        }
+        t.finish(match exit {
+            Some(a) => Term::Exit(a),
+            None => Term::Jump { to: BlockId(1), args: t.written_operands() },
+        });
+        while let Some((branch, pc, state)) = sides.pop() {
+            let this = BlockId(t.version.blocks.len() as u32);
+            if let Term::Branch { otherwise, .. } = &mut t.version.blocks[branch].term {
+                otherwise.to = this;
+            }
+            (t.state, t.reach) = (state, None);
+            t.block(pc);
+            t.finish(Term::Jump { to: BlockId(1), args: t.written_operands() });
+        }
+        t.version
     }
-    let mut b = Builder::new(&mut version);
-    let anchor =
-        |b: &mut Builder, target: Operand, state: &[Operand; Loc::SSA_COUNT]| -> AnchorId {
-            let varmap = (0..Loc::SSA_COUNT)
-                .filter(|i| written[*i])
-                .map(|i| (Loc::from_ssa_index(i), state[i]))
-                .collect();
-            b.version.anchor(Anchor::new(target, varmap))
-        };
-    let mut reach = None;
-    if program.loops {
-        let a = anchor(&mut b, Operand::Const(HEAD), &state);
+
+    /// The entry jumps to the loop's head, where a poll stands.
+    fn enter_loop(&mut self) {
+        let args = self.written_operands();
+        self.finish(Term::Jump { to: BlockId(1), args });
+        for i in (0..Loc::SSA_COUNT).filter(|i| self.written[*i]) {
+            let v = self.version.value(Loc::from_ssa_index(i).ty());
+            self.params.push(v);
+            self.state[i] = v.into();
+        }
+        let a = self.anchor(Operand::Const(HEAD), &self.state.clone());
         let mut poll = Inst::new(Op::Poll, Ty::I64, None, &[]);
         poll.anchor = Some(a);
-        b.insts.push(poll);
-        reach = Some(a);
+        self.insts.push(poll);
+        self.reach = Some(a);
     }
-    let mut exit = None;
-    for (step, pc) in program.path.iter().enumerate() {
-        let base = &program.blocks[pc];
-        let next = program.path.get(step + 1).copied();
+
+    fn finish(&mut self, term: Term) {
+        let (params, insts) = (std::mem::take(&mut self.params), std::mem::take(&mut self.insts));
+        self.version.blocks.push(Block { params, insts, term });
+    }
+
+    fn written_operands(&self) -> Vec<Operand> {
+        (0..Loc::SSA_COUNT).filter(|i| self.written[*i]).map(|i| self.state[i]).collect()
+    }
+
+    fn anchor(&mut self, target: Operand, state: &Locations) -> AnchorId {
+        let varmap = (0..Loc::SSA_COUNT)
+            .filter(|i| self.written[*i])
+            .map(|i| (Loc::from_ssa_index(i), state[i]))
+            .collect();
+        self.version.anchor(Anchor::new(target, varmap))
+    }
+
+    /// Translates a block. Returns its last instruction's pc, the state before that, and its end in terms
+    /// of the trace.
+    fn block(&mut self, pc: u64) -> (u64, Locations, GuestTerm) {
+        let base = &self.program.blocks[&pc];
         let mut map: Vec<Operand> = vec![Operand::Const(0); base.types.len()];
-        let (mut at, mut at_start) = (*pc, state);
+        let (mut at, mut at_start) = (pc, self.state);
         for inst in &base.blocks[0].insts {
             match inst.op {
-                Op::At => (at, at_start) = (inst.args[0].as_const().unwrap(), state),
-                Op::Get(loc) => map[inst.defs[0].index()] = state[loc.ssa_index().unwrap()],
-                Op::Put(loc) => state[loc.ssa_index().unwrap()] = subst(&map, inst.args[0]),
+                Op::At => (at, at_start) = (inst.args[0].as_const().unwrap(), self.state),
+                Op::Get(loc) => map[inst.defs[0].index()] = self.state[loc.ssa_index().unwrap()],
+                Op::Put(loc) => self.state[loc.ssa_index().unwrap()] = subst(&map, inst.args[0]),
                 op if op.is_pure() => {
                     let args: Vec<Operand> = inst.args.iter().map(|a| subst(&map, *a)).collect();
+                    let mut b = Builder::new(&mut self.version);
                     map[inst.defs[0].index()] = b.pure(op, inst.ty, &args);
+                    self.insts.append(&mut b.insts);
                 }
                 _ => {
                     let anchor =
-                        *reach.get_or_insert_with(|| anchor(&mut b, Operand::Const(at), &at_start));
+                        self.reach.unwrap_or_else(|| self.anchor(Operand::Const(at), &at_start));
+                    self.reach = Some(anchor);
+                    let mut b = Builder::new(&mut self.version);
                     copy_effect(&mut b, base, inst, &mut map, anchor);
+                    self.insts.append(&mut b.insts);
                     if inst.op == Op::Store {
-                        reach = None;
+                        self.reach = None;
                     }
                 }
             }
         }
         let Term::Guest(term) = &base.blocks[0].term else { unreachable!() };
-        match *term {
-            GuestTerm::Goto(target) => {
-                let target = subst(&map, target);
-                let a = anchor(&mut b, target, &state);
-                match next {
-                    Some(next) => {
-                        let p = b.binary(Op::Eq, Ty::I64, target, Operand::Const(next));
-                        b.assume(p, a);
-                    }
-                    None => exit = Some(a),
-                }
-            }
-            GuestTerm::Branch { cond, taken, .. } => {
-                let next = next.unwrap_or(HEAD);
-                let mut p = subst(&map, cond);
-                if next != taken {
-                    p = b.binary(Op::Xor, Ty::I1, p, Operand::Const(1));
-                }
-                let a = anchor(&mut b, Operand::Const(at), &at_start);
-                reach = Some(a);
-                b.assume(p, a);
+        let term = match *term {
+            GuestTerm::Goto(target) => GuestTerm::Goto(subst(&map, target)),
+            GuestTerm::Branch { cond, taken, fall } => {
+                GuestTerm::Branch { cond: subst(&map, cond), taken, fall }
             }
             _ => unreachable!(),
-        }
+        };
+        (at, at_start, term)
     }
-    let insts = b.insts;
-    let term = match exit {
-        Some(a) => Term::Exit(a),
-        None => Term::Jump { to: BlockId(1), args: pick(&state) },
-    };
-    let params = if program.loops { body_params } else { params };
-    version.blocks.push(Block { params, insts, term });
-    version
 }
 
 /// Copies an instruction with an effect from the base block into the trace.

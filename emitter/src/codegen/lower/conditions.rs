@@ -40,10 +40,7 @@ impl Lower<'_> {
             }
             Operand::Const(_) => {}
             predicate => {
-                self.may_place = true;
-                let cond = self.condition(predicate);
-                self.may_place = false;
-                let cond = cond?;
+                let cond = self.predicate(predicate)?;
                 let site = self.site(SiteKind::Guard, anchor);
                 self.emit(Kind::Jcc(cond.negate() as u8), Ops::new(), Some(site));
             }
@@ -51,8 +48,15 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// Sets the host's flags such that the returned condition is the truth value `o`, which is not
-    /// a constant.
+    /// As [`Lower::condition`], for a jump that follows at once.
+    pub fn predicate(&mut self, o: Operand) -> Result<Cond, LowerError> {
+        self.may_place = true;
+        let cond = self.condition(o);
+        self.may_place = false;
+        cond
+    }
+
+    /// Sets the host's flags such that the returned condition is the truth value `o`.
     pub fn condition(&mut self, o: Operand) -> Result<Cond, LowerError> {
         let outer = self.may_fuse;
         let result = self.condition_inner(o);

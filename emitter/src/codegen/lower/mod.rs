@@ -47,7 +47,7 @@ use crate::codegen::x86::Size;
 use crate::cpu::Cpu;
 use crate::record::{Location, Record};
 use dynasour_guest::context::offset;
-use dynasour_ir::{AnchorId, Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
+use dynasour_ir::{AnchorId, Edge, Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
 use iced_x86::{Code, Register};
 use regalloc2::{Operand as RaOperand, OperandConstraint, OperandKind, OperandPos, PRegSet, VReg};
 use rustc_hash::FxHashMap;
@@ -356,7 +356,21 @@ impl<'a> Lower<'a> {
                 self.trace_end(*anchor)?;
                 Ok(SmallVec::new())
             }
-            Term::Branch { .. } => Err(LowerError::Unsupported("a branch inside a trace".into())),
+            Term::Branch { cond, then, otherwise } => {
+                // The allocator may put moves at the start of either block.
+                let is_own =
+                    |edge: &Edge| edge.args.is_empty() && self.survey.ways_in(edge.to) == 1;
+                if then.to.index() != self.block + 1 || !is_own(then) || !is_own(otherwise) {
+                    return Err(LowerError::Unsupported("this branch inside a trace".into()));
+                }
+                let cond = self.predicate(*cond)?;
+                self.emit(
+                    Kind::Branch(cond.negate() as u8, otherwise.to.index()),
+                    Ops::new(),
+                    None,
+                );
+                Ok(SmallVec::new())
+            }
             Term::Guest(_) => Err(LowerError::Malformed("guest control flow in a trace".into())),
         }
     }
@@ -437,7 +451,7 @@ impl<'a> Lower<'a> {
 
     pub fn site_with_record(&mut self, kind: SiteKind, anchor: AnchorId, record: usize) -> Site {
         let progress = !self.v.anchors[anchor.index()].stores.is_empty()
-            || self.survey.first_effect[..self.block].iter().any(|e| e.is_some())
+            || self.survey.effect_before[self.block]
             || self.survey.first_effect[self.block].is_some_and(|e| (e as usize) < self.pos);
         self.sites.push(SiteDraft {
             kind,

@@ -9,7 +9,7 @@ use crate::codegen::exit_entry::EntryLocations;
 use crate::codegen::lower::LowerError;
 use crate::record::Location;
 use dynasour_ir::reach::ends_reach;
-use dynasour_ir::{Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
+use dynasour_ir::{BlockId, Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -47,6 +47,10 @@ pub(crate) struct Survey<'a> {
     pub memory_before: Vec<Vec<u32>>,
     /// For each block: the first instruction that ends the reach of anchors.
     pub first_effect: Vec<Option<u32>>,
+    /// For each block: is there such an instruction on every way from the entry to its start?
+    pub effect_before: Vec<bool>,
+    /// For each block: how many edges lead to it.
+    ways_in: Vec<u32>,
     /// Pure values by operation, for conditions that an existing result answers.
     pub available: FxHashMap<(Op, Ty, SmallVec<[Operand; 3]>), Value>,
     /// Guest registers with a location of their own in this fragment: bit n.
@@ -89,12 +93,15 @@ impl<'a> Survey<'a> {
                 .iter()
                 .map(|b| Some(b.insts.iter().position(|i| ends_reach(v, i))? as u32))
                 .collect(),
+            effect_before: Vec::with_capacity(v.blocks.len()),
+            ways_in: vec![0; v.blocks.len()],
             available: FxHashMap::default(),
             touched: entry_locations.occupied & !entry_locations.saved_registers(),
             keep_flags: false,
             uses_vector: false,
         };
         survey.survey()?;
+        survey.follow_edges()?;
         survey.share_params();
         Ok(survey)
     }
@@ -188,6 +195,33 @@ impl<'a> Survey<'a> {
         }
         self.keep_flags = clobbers_flags && !flags_written;
         Ok(())
+    }
+
+    /// Looks at the ways between blocks.
+    fn follow_edges(&mut self) -> Result<(), LowerError> {
+        let v = self.v;
+        // Edges to earlier blocks close loops, whose effects come after those of the way in.
+        let mut without = vec![false; v.blocks.len()];
+        if let Some(entry) = without.first_mut() {
+            *entry = true;
+        }
+        for (b, block) in v.blocks.iter().enumerate() {
+            let has_effect = !without[b] || self.first_effect[b].is_some();
+            self.effect_before.push(!without[b]);
+            for (to, _) in block.term.edges() {
+                let Some(ways) = self.ways_in.get_mut(to.index()) else {
+                    return Err(LowerError::Malformed(format!("an edge to {to}")));
+                };
+                *ways += 1;
+                without[to.index()] |= to.index() > b && !has_effect;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many edges lead to a block.
+    pub fn ways_in(&self, block: BlockId) -> u32 {
+        self.ways_in.get(block.index()).copied().unwrap_or(0)
     }
 
     /// Finds the values that would take a record too many nodes. What hot code needs is likely to
