@@ -191,9 +191,10 @@ fn campaign(bench: Bench, seeds: std::ops::Range<u64>, length: u64) {
         let mut program = program(&mut random, blocks, length, loops);
         let private = random.chance(80);
         let mut version = tree(&program, private, |_| random.chance(70));
-        let names: Vec<&'static str> = (0..random.below(8))
-            .map(|_| PASSES[random.below(PASSES.len() as u64) as usize].name)
-            .collect();
+        // What a pass for the evaluator only makes is refused elsewhere.
+        let passes: Vec<&'static str> =
+            PASSES.iter().filter(|p| !p.evaluator_only).map(|p| p.name).collect();
+        let names: Vec<&'static str> = (0..random.below(8)).map(|_| random.pick(&passes)).collect();
         optimise_with(&mut version, &names, &OptOptions::default());
         let what = format!("seed {seed}, passes {names:?}");
         if world.bench.emitter.fragments().len() > 200 {

@@ -10,7 +10,7 @@ use dynasour_ir::opt::{OptOptions, PASSES, PIPELINE, optimise, optimise_with};
 use dynasour_ir::random::{Rng, generate};
 use dynasour_ir::verify::assert_valid;
 use dynasour_ir::{Version, text};
-use support::{Program, Random, entry, program, trace, tree};
+use support::{Program, Random, entry, program, tree};
 
 /// The number of programs of each test; `OPT_PROGRAMS` sets another.
 fn programs(default: u64) -> u64 {
@@ -84,7 +84,7 @@ fn every_pass_finds_work() {
     for seed in 0..300 {
         let mut random = Random::new(seed);
         let program = program(&mut random, 3, 7, true);
-        let mut version = trace(&program, true);
+        let mut version = tree(&program, true, |_| false);
         let stats = optimise(&mut version, &OptOptions::default());
         for pass in stats.passes {
             *changes.get_mut(pass.name).unwrap() += pass.changes;

@@ -31,14 +31,16 @@
 //! ones as soon as they are computed; from then on they are constants.
 //!
 //! **Shapes.** A path that has returned to its head becomes a loop: `b0: jump b1(…)` and `b1`,
-//! whose parameters are the written locations and whose first instruction is the `poll`. Any other
-//! path is one block that ends in `exit`.
+//! whose parameters are the written locations and whose first instruction is the `poll`. With other
+//! iterations it becomes a loop with several paths ([`iterations`]). Any other path is one block that
+//! ends in `exit`.
 //!
 //! **Data.** The builder owns the version until it returns it. **Invariant.** The version is
 //! equivalent to `base` and transparent, whatever was observed; an observation decides only what is
 //! assumed. **Callers.** The thread that compiles a recording calls [`build`]; no lock.
 
 mod body;
+mod iterations;
 
 use crate::assumptions::{Assumption, Place};
 use crate::entry_guards::speculate_registers;
@@ -53,7 +55,10 @@ use dynasour_ir::predict::{NativeResults, Prediction, Registers, value_of};
 use dynasour_ir::{
     AnchorId, Block, BlockId, Context, Gpr, Inst, Loc, Op, Operand, Term, Value, Version,
 };
+use iterations::Iterations;
+pub(crate) use iterations::parts_at;
 use rustc_hash::FxHashSet;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use thiserror::Error;
@@ -88,6 +93,8 @@ pub struct Path {
     pub shape: TraceShape,
     /// The blocks, in order.
     pub steps: Vec<Step>,
+    /// Other iterations of the loop, which part from the path and from each other somewhere.
+    pub others: Vec<Vec<Step>>,
     /// Registers that held the same value at each sampled execution of the head.
     pub stable: Vec<(Gpr, u64)>,
     /// Set if the path is a loop of the program that the guest interprets.
@@ -99,9 +106,26 @@ pub struct Path {
 }
 
 impl Path {
-    /// The number of its guest instructions.
+    /// The number of guest instructions that a trace of it holds.
     pub fn instructions(&self) -> u64 {
-        self.steps.iter().map(|step| u64::from(step.block.count)).sum()
+        instructions(&self.steps) + iterations::extra_instructions(self)
+    }
+
+    /// The same with these steps only.
+    fn with_steps(&self, steps: &[Step]) -> Path {
+        Path {
+            steps: steps.to_vec(),
+            others: Vec::new(),
+            stable: self.stable.clone(),
+            guest: self.guest.clone(),
+            entry: self.entry.clone(),
+            ..*self
+        }
+    }
+
+    /// All its blocks, those of other iterations too.
+    pub fn all_steps(&self) -> impl Iterator<Item = &Step> {
+        self.steps.iter().chain(self.others.iter().flatten())
     }
 
     /// Does the path go through an indirect jump or an indirect call?
@@ -132,9 +156,14 @@ impl Path {
 
     /// Does it execute x87 instructions that note where they are?
     pub fn sets_x87_pointer(&self) -> bool {
-        let natives = self.steps.iter().flat_map(|step| &step.block.version.natives);
+        let natives = self.all_steps().flat_map(|step| &step.block.version.natives);
         natives.into_iter().any(|native| sets_x87_pointer(native.inst.code()))
     }
+}
+
+/// Guest instructions of steps.
+pub(crate) fn instructions(steps: &[Step]) -> u64 {
+    steps.iter().map(|step| u64::from(step.block.count)).sum()
 }
 
 /// The path cannot become a trace.
@@ -156,7 +185,8 @@ pub struct Built {
     pub native_results: NativeResults,
 }
 
-/// Builds the trace version `name` of `path` under the assumptions of `context`.
+/// Builds the trace version `name` of `path` under the assumptions of `context`. Other iterations that
+/// cannot be part of it are left out.
 ///
 /// # Errors
 /// The path uses a location that traces do not keep, needs an anchor where none is possible, or
@@ -167,12 +197,51 @@ pub fn build(
     context: Context,
     policy: &dyn SpeculationPolicy,
 ) -> Result<Built, BuildError> {
-    let Some(guest) = &path.guest else {
-        let (version, notes) = assemble(path, name, context, policy, &Origins::default())?;
-        let Notes { registers: assumptions, native_results, .. } = notes;
-        return Ok(Built { version, assumptions, native_results });
-    };
-    let (draft, notes) = assemble(path, name, context.clone(), policy, &Origins::default())?;
+    let mut path = Cow::Borrowed(path);
+    loop {
+        match build_all(&path, name, &context, policy) {
+            Err(_) if !path.others.is_empty() => drop(path.to_mut().others.pop()),
+            result => return result,
+        }
+    }
+}
+
+/// As [`build`], with all iterations.
+fn build_all(
+    path: &Path,
+    name: &str,
+    context: &Context,
+    policy: &dyn SpeculationPolicy,
+) -> Result<Built, BuildError> {
+    let (mut origins, mut assumptions) = (Origins::default(), Vec::new());
+    if let Some(guest) = &path.guest {
+        for (steps, first) in Iterations::of(path).all() {
+            let alone = match path.others.is_empty() {
+                true => Cow::Borrowed(path),
+                false => Cow::Owned(path.with_steps(steps)),
+            };
+            let (found, assumed) = promoted(&alone, guest, context, policy)?;
+            origins.extend(found.into_iter().map(|(step, inst)| (first + step, inst)));
+            assumptions.extend(assumed);
+        }
+    }
+    let (version, notes) = assemble(path, name, context.clone(), policy, &origins)?;
+    let Notes { registers, native_results, .. } = notes;
+    if path.guest.is_none() {
+        assumptions = registers;
+    }
+    Ok(Built { version, assumptions, native_results })
+}
+
+/// The instructions of a loop of an interpreted program whose observed results its trace assumes, and
+/// what is assumed of memory.
+fn promoted(
+    path: &Path,
+    guest: &GuestLoop,
+    context: &Context,
+    policy: &dyn SpeculationPolicy,
+) -> Result<(Origins, Vec<Assumption>), BuildError> {
+    let (draft, notes) = assemble(path, "draft", context.clone(), policy, &Origins::default())?;
     let body = draft.blocks.last().expect("every version has a block");
     let locations = notes.parameters.iter().map(|(v, loc)| (*v, *loc));
     let defs = Definitions::new(&body.insts, locations);
@@ -204,8 +273,7 @@ pub fn build(
         .filter(|(v, _)| promoted.contains(v))
         .map(|(_, origin)| origin)
         .collect();
-    let (version, Notes { native_results, .. }) = assemble(path, name, context, policy, &origins)?;
-    Ok(Built { version, assumptions, native_results })
+    Ok((origins, assumptions))
 }
 
 /// The loads of these origins, with the addresses that they were observed to read; and the stores of
@@ -309,37 +377,38 @@ fn assemble(
             version.blocks[0].term = Term::Exit(exit);
         }
         TraceShape::Loop => {
-            version.blocks[0].insts = entry_guards;
-            let args = written_operands(&written, &state);
-            version.blocks[0].term = Term::Jump { to: BlockId(1), args };
+            let iterations = Iterations::of(path);
+            let greens = path.guest.as_ref().map_or(&[][..], |g| &g.registers);
+            let mut body = Body::new(&mut version, state, &written, promoted);
+            body.branch_anchor = policy.placement().branch_anchor();
+            body.builder.insts = entry_guards;
+            if !path.others.is_empty() {
+                body.path(path)?;
+                body.assume_greens(path.head, greens)?;
+            }
+            let args = written_operands(&written, &body.state);
+            let entry = std::mem::take(&mut body.builder.insts);
+            let before = &mut body.builder.version.blocks[0];
+            (before.insts, before.term) = (entry, Term::Jump { to: BlockId(1), args });
             let mut params = Vec::new();
             for index in (0..Loc::SSA_COUNT).filter(|&i| written[i]) {
-                let v = version.value(Loc::from_ssa_index(index).ty());
-                state[index] = v.into();
+                let v = body.builder.version.value(Loc::from_ssa_index(index).ty());
+                body.state[index] = v.into();
                 params.push(v);
                 notes.parameters.push((v, Loc::from_ssa_index(index)));
             }
-            let greens = path.guest.as_ref().map_or(&[][..], |g| &g.registers);
             for (g, value) in greens {
-                state[g.number()] = Operand::Const(*value);
+                body.state[g.number()] = Operand::Const(*value);
             }
             for index in (0..Loc::SSA_COUNT).filter(|&i| !written[i]) {
-                notes
-                    .parameters
-                    .extend(state[index].as_value().map(|v| (v, Loc::from_ssa_index(index))));
+                let value = body.state[index].as_value();
+                notes.parameters.extend(value.map(|v| (v, Loc::from_ssa_index(index))));
             }
-            let mut body = Body::new(&mut version, state, &written, promoted);
-            body.branch_anchor = policy.placement().branch_anchor();
-            body.poll(path.head);
-            let exit = body.path(path)?;
-            debug_assert!(exit.is_none());
-            body.assume_greens(path.head, greens)?;
-            let args = written_operands(&written, &body.state);
+            body.enter_loop(path.head);
+            body.iterations(params, &iterations)?;
             notes.jumps = body.jumps;
             notes.origins = body.origins;
             notes.native_results = body.results;
-            let insts = body.builder.insts;
-            version.blocks.push(Block { params, insts, term: Term::Jump { to: BlockId(1), args } });
         }
     }
     Ok((version, notes))
@@ -358,7 +427,7 @@ pub(crate) fn base_insts(step: &Step) -> &[Inst] {
 /// For each SSA location, whether the path writes it.
 fn written_locations(path: &Path) -> [bool; Loc::SSA_COUNT] {
     let mut written = [false; Loc::SSA_COUNT];
-    for inst in path.steps.iter().flat_map(base_insts) {
+    for inst in path.all_steps().flat_map(base_insts) {
         if let Op::Put(loc) = inst.op
             && let Some(index) = loc.ssa_index()
         {

@@ -21,7 +21,7 @@ use dynasour_ir::{Anchor, Builder, Gpr, Inst, Loc, Op, Operand, Ty, Version};
 /// The registers that the path's blocks read with `get`, and how they use them.
 fn register_uses(path: &Path, written: &[bool; Loc::SSA_COUNT]) -> [Option<RegisterUse>; 16] {
     let mut uses = [None; 16];
-    for step in &path.steps {
+    for step in path.all_steps() {
         let mut held = rustc_hash::FxHashMap::default();
         for inst in base_insts(step) {
             if let (Op::Get(Loc::Gpr(g)), Some(v)) = (inst.op, inst.def()) {

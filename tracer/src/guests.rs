@@ -315,6 +315,7 @@ pub(crate) fn find_greens(steps: &[Step], gpr: &[u64; 16]) -> Vec<Green> {
         stable: Vec::new(),
         guest: None,
         entry: Box::default(),
+        others: Vec::new(),
         runs: None,
     };
     let Ok((version, targets)) = build::with_targets(&path, &DefaultPolicy::default()) else {

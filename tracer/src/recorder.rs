@@ -375,7 +375,9 @@ impl Recorder {
             target => target,
         };
         let recording = self.step(block, next, target);
-        self.note_results(around);
+        if let Some(step) = self.steps.last_mut() {
+            note_results(step, around);
+        }
         match (&recording, &self.search) {
             (Recording::Continue, Some(search)) if search.head == next && arrives => {
                 self.at_dispatch_head(heads, around)
@@ -389,24 +391,7 @@ impl Recorder {
     /// block's values are predicted.
     pub fn prepare(&mut self, block: &LiftedBlock, around: &Surroundings<'_>) {
         if self.search.is_some() {
-            self.observation = Some(predict(&block.version, around, &NativeResults::default()));
-        }
-    }
-
-    /// The last block has been executed, and this is the state after it: notes the values in registers
-    /// that were not predicted, such as results of natives.
-    fn note_results(&mut self, around: &Surroundings<'_>) {
-        let Some(Step { block, observed: Some(observed), .. }) = self.steps.last_mut() else {
-            return;
-        };
-        let mut seen = 0u16;
-        for inst in block.version.blocks[0].insts.iter().rev() {
-            if let (Op::Put(Loc::Gpr(g)), Some(Operand::Value(v))) = (inst.op, inst.args.first())
-                && seen & 1 << g.number() == 0
-            {
-                seen |= 1 << g.number();
-                observed[v.index()].get_or_insert(around.gpr[g.number()]);
-            }
+            self.observation = Some(observe(block, around));
         }
     }
 
@@ -472,6 +457,7 @@ impl Recorder {
                 stable: Vec::new(),
                 guest: Some(guest),
                 entry: Box::new(around.into()),
+                others: Vec::new(),
                 runs: None,
             };
             return Recording::Done(path, EndReason::GuestLoop);
@@ -597,9 +583,30 @@ impl Recorder {
             stable: std::mem::take(&mut self.stable),
             guest: None,
             entry: Box::new(self.entry),
+            others: Vec::new(),
             runs: None,
         };
         Recording::Done(path, reason)
+    }
+}
+
+/// The values that a block is predicted to compute, which is executed next in the state `around`.
+pub(crate) fn observe(block: &LiftedBlock, around: &Surroundings<'_>) -> Prediction {
+    predict(&block.version, around, &NativeResults::default())
+}
+
+/// The step's block has been executed, and this is the state after it: notes the values in registers
+/// that were not predicted, such as results of natives.
+pub(crate) fn note_results(step: &mut Step, around: &Surroundings<'_>) {
+    let Step { block, observed: Some(observed), .. } = step else { return };
+    let mut seen = 0u16;
+    for inst in block.version.blocks[0].insts.iter().rev() {
+        if let (Op::Put(Loc::Gpr(g)), Some(Operand::Value(v))) = (inst.op, inst.args.first())
+            && seen & 1 << g.number() == 0
+        {
+            seen |= 1 << g.number();
+            observed[v.index()].get_or_insert(around.gpr[g.number()]);
+        }
     }
 }
 

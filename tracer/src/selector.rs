@@ -207,7 +207,7 @@ impl TraceSelector {
             || survival.guest().is_none_or(|guest| {
                 self.dispatch.key(to.pc, around).is_some_and(|key| key == guest.key)
             });
-        if !survival.arrive(to.pc, same_key) {
+        if !survival.arrive(to, same_key, around) {
             return None;
         }
         let (path, end) = self.survival.take()?.into_recording();

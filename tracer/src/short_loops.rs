@@ -156,6 +156,7 @@ mod tests {
             stable: Vec::new(),
             guest: None,
             entry: Box::default(),
+            others: Vec::new(),
             runs: None,
         };
         Probe::new(path, EndReason::Cycle).expect("a small loop is observed")

@@ -6,10 +6,13 @@
 //! how often it then completes the path, and how often it returns to the head soon after it has
 //! left the path. A path that is left by few exits and soon reached again can have side traces.
 //!
+//! If the path is a loop, the iterations that leave it and come back to the head are recorded meanwhile
+//! ([`crate::iterations`]). Those that come often become part of the trace; then they count as completed.
+//!
 //! **Data.** [`Survival`] owns the recording, the current position on the path and the exits by
 //! which the guest has left it. **Invariant.** The counts influence only whether the path is
-//! compiled. **Callers.** The interpreter of the recording thread calls [`Survival::arrive`] before
-//! each block; no lock.
+//! compiled, and with which other iterations. **Callers.** The interpreter of the recording thread calls
+//! [`Survival::arrive`] before each block; no lock.
 //!
 //! ```text
 //! path a b c      a b c a b c a d  a b e …      entered twice, completed twice
@@ -17,16 +20,22 @@
 
 use crate::build::{Path, TraceShape};
 use crate::guests::GuestLoop;
+use crate::iterations::Iterations;
 use crate::recorder::EndReason;
+use crate::selector::NextBlock;
+use dynasour_ir::predict::Surroundings;
 
 /// The observation ends when the path has been entered this often (guess; more delay the trace,
 /// fewer judge by chance).
 const RUNS: u32 = 50;
+/// The observation ends when the guest has passed the head this often elsewhere in an interpreted program
+/// (guess: that program has left the loop, or goes round it on other ways than the path).
+const MOST_PASSED: u32 = 400;
 /// The observation ends after this many blocks (guess: bounds the time in the interpreter).
 const MOST_BLOCKS: usize = 2000;
 /// If the path is longer, the observation ends after this many times its blocks (guess: enough to
 /// tell a loop that is left at once from one that is not).
-const MOST_ROUNDS: usize = 12;
+const MOST_ROUNDS: usize = 24;
 /// Exits of the path that are told apart (guess: as many as may get side traces).
 const MOST_EXITS: usize = 6;
 /// A return to the head counts as soon within this many blocks (guess; too many count returns that
@@ -62,6 +71,8 @@ pub struct Survival {
     may_return: u32,
     runs: Runs,
     blocks_left: usize,
+    /// The iterations that have left the path.
+    iterations: Iterations,
 }
 
 impl Survival {
@@ -80,6 +91,7 @@ impl Survival {
             may_return: 0,
             runs,
             blocks_left,
+            iterations: Iterations::default(),
         }
     }
 
@@ -93,17 +105,27 @@ impl Survival {
         self.path.guest.as_ref()
     }
 
-    /// Reports that the block at `pc` is executed next; `same_key` is false if that is the head of
-    /// a loop of an interpreted program, and the program is elsewhere. Returns whether enough has
-    /// been observed.
-    pub fn arrive(&mut self, pc: u64, same_key: bool) -> bool {
+    /// Reports that the block `to` is executed next in the state `around`; `same_key` is false if that is
+    /// the head of a loop of an interpreted program, and the program is elsewhere. Returns whether enough
+    /// has been observed.
+    pub fn arrive(
+        &mut self,
+        to: &NextBlock<'_>,
+        same_key: bool,
+        around: &Surroundings<'_>,
+    ) -> bool {
+        let pc = to.pc;
         self.blocks_left = self.blocks_left.saturating_sub(1);
         self.may_return = self.may_return.saturating_sub(1);
+        self.iterations.go_on(to, around);
         if let Some(n) = self.completed_steps {
             let kept = self.path.steps.get(n).is_some_and(|step| step.next == pc);
             self.completed_steps = kept.then_some(n + 1);
             if !kept {
                 self.leave((n, pc));
+                if self.path.shape == TraceShape::Loop {
+                    self.iterations.begin(n, to, self.path.guest.is_some(), around);
+                }
             }
         }
         if self.completed_steps == Some(self.path.steps.len()) {
@@ -113,11 +135,17 @@ impl Survival {
         }
         if self.completed_steps.is_none() && pc == self.path.head {
             self.runs.entered += u32::from(same_key);
-            self.runs.passed += u32::from(!same_key);
+            if !same_key {
+                self.runs.passed += 1;
+                self.iterations.pass();
+            }
             self.runs.returned += u32::from(self.may_return > 0);
             self.completed_steps = same_key.then_some(0);
+            if same_key {
+                self.iterations.complete(self.may_return > 0);
+            }
         }
-        self.blocks_left == 0 || self.runs.entered + self.runs.passed >= RUNS
+        self.blocks_left == 0 || self.runs.entered >= RUNS || self.runs.passed >= MOST_PASSED
     }
 
     /// Notes that the guest has left the path. An exit is known from the second time on.
@@ -132,10 +160,19 @@ impl Survival {
     /// Reports that the runtime executes an instruction, so the guest is no longer on the path.
     pub fn interrupted(&mut self) {
         (self.completed_steps, self.may_return) = (None, 0);
+        self.iterations.interrupted();
     }
 
     /// The recording, with the counts.
     pub fn into_recording(mut self) -> (Path, EndReason) {
+        let Runs { entered, completed, .. } = self.runs;
+        for often in self.iterations.often(&self.path, entered + completed) {
+            self.runs.entered = self.runs.entered.saturating_sub(often.times);
+            self.runs.completed += often.times;
+            self.runs.returned = self.runs.returned.saturating_sub(often.returned);
+            self.runs.passed = self.runs.passed.saturating_sub(often.passed);
+            self.path.others.push(often.steps);
+        }
         self.path.runs = Some(self.runs);
         (self.path, self.end)
     }
@@ -145,16 +182,15 @@ impl Survival {
 mod tests {
     use super::*;
     use crate::build::Step;
-    use dynasour_guest::lift::{Bytes, MAX_BLOCK, lift_block};
+    use crate::recorder::TargetKind;
+    use dynasour_guest::lift::{Bytes, LiftedBlock, MAX_BLOCK, lift_block};
     use std::sync::Arc;
 
     const HEAD: u64 = 0x1000;
 
     /// An observation of the path from the head over 0x2000 and back.
     fn survival() -> Survival {
-        let code = Bytes { start: HEAD, bytes: &[0xff, 0xc8, 0x75, 0xfc] };
-        let block = Arc::new(lift_block(HEAD, &code, MAX_BLOCK));
-        let step = |next| Step { block: Arc::clone(&block), next, observed: None };
+        let step = |next| Step { block: block(), next, observed: None };
         let steps = vec![step(0x2000), step(HEAD)];
         let path = Path {
             head: HEAD,
@@ -163,13 +199,27 @@ mod tests {
             stable: Vec::new(),
             guest: None,
             entry: Box::default(),
+            others: Vec::new(),
             runs: None,
         };
         Survival::new(path, EndReason::Cycle)
     }
 
+    fn block() -> Arc<LiftedBlock> {
+        let code = Bytes { start: HEAD, bytes: &[0xff, 0xc8, 0x75, 0xfc] };
+        Arc::new(lift_block(HEAD, &code, MAX_BLOCK))
+    }
+
+    /// The block at `pc` is executed next.
+    fn arrive(survival: &mut Survival, pc: u64, same_key: bool) -> bool {
+        let to = NextBlock { pc, target: TargetKind::Ordinary, refused: None, lifted: &block };
+        let gpr = [0; 16];
+        let around = Surroundings { gpr: &gpr, rflags: 0, segments: [0; 2], read: &|_, _| Some(0) };
+        survival.arrive(&to, same_key, &around)
+    }
+
     fn runs(survival: &mut Survival, pcs: &[u64]) -> Option<Runs> {
-        assert!(!pcs.iter().any(|pc| survival.arrive(*pc, true)), "there is more to come");
+        assert!(!pcs.iter().any(|pc| arrive(survival, *pc, true)), "there is more to come");
         Some(survival.runs)
     }
 
@@ -195,18 +245,39 @@ mod tests {
     fn arrivals_elsewhere_in_the_interpreted_program_are_no_entries() {
         let mut s = survival();
         for same_key in [false, true, false] {
-            s.arrive(HEAD, same_key);
-            s.arrive(0x2000, true);
+            arrive(&mut s, HEAD, same_key);
+            arrive(&mut s, 0x2000, true);
         }
         assert_eq!(s.runs, Runs { entered: 1, completed: 1, returned: 0, passed: 2 });
     }
 
     #[test]
+    fn iterations_that_come_often_become_part_of_the_path() {
+        let mut s = survival();
+        runs(&mut s, &[HEAD]);
+        for _ in 0..4 {
+            runs(&mut s, &[0x2000, HEAD, 0x3000, 0x4000, HEAD]);
+        }
+        runs(&mut s, &[0x5000, HEAD, 0x2000, 0x6000, 0x7000]);
+        s.interrupted();
+        assert_eq!(s.runs, Runs { entered: 6, completed: 4, returned: 3, passed: 0 });
+        let (path, _) = s.into_recording();
+        let nexts: Vec<Vec<u64>> =
+            path.others.iter().map(|steps| steps.iter().map(|s| s.next).collect()).collect();
+        assert_eq!(nexts, [[0x3000, 0x4000, HEAD]], "0x5000 came once, 0x6000 did not come back");
+        assert_eq!(path.runs, Some(Runs { entered: 2, completed: 8, returned: 0, passed: 0 }));
+    }
+
+    #[test]
     fn observations_end() {
         let mut s = survival();
-        assert!((0..MOST_BLOCKS).any(|_| s.arrive(0x9000, true)));
+        assert!((0..MOST_BLOCKS).any(|_| arrive(&mut s, 0x9000, true)));
         let mut s = survival();
-        assert!((0..2 * RUNS).any(|n| s.arrive(if n % 2 == 0 { HEAD } else { 0x9000 }, true)));
-        assert_eq!(s.into_recording().0.runs.map(|r| r.entered), Some(RUNS));
+        assert!((0..2 * RUNS).any(|n| arrive(
+            &mut s,
+            if n % 2 == 0 { HEAD } else { 0x9000 },
+            true
+        )));
+        assert_eq!(s.runs.entered, RUNS);
     }
 }

@@ -195,6 +195,7 @@ mod tests {
             stable: Vec::new(),
             guest: None,
             entry: Box::default(),
+            others: Vec::new(),
             runs,
         }
     }

@@ -77,6 +77,10 @@ fn guards_stand_where_the_placement_says() {
         let mut program = generate::program(&mut Rng::new(seed));
         for head in generate::heads(&program) {
             let Some(case) = case(&mut program, head, seed) else { continue };
+            // A guard that moves down a loop with several paths becomes several guards.
+            if case.trace.blocks.len() > 2 {
+                continue;
+            }
             for placement in PLACEMENTS {
                 *sums.entry(placement.name()).or_insert(0) +=
                     in_loops(&optimised(&case, *placement));

@@ -313,6 +313,7 @@ fn a_restartable_instruction_has_an_anchor_at_its_own_pc() {
         stable: Vec::new(),
         guest: None,
         entry: Box::default(),
+        others: Vec::new(),
         runs: None,
     };
     let version = build::build(&path, "t1", Context::default(), &DefaultPolicy::default())

@@ -63,10 +63,10 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
         };
         let mut split: FxHashMap<(usize, BackKeys), usize> = FxHashMap::default();
         let mut refined = Vec::with_capacity(params.len());
-        for i in 0..params.len() {
+        for (i, class) in class.iter().enumerate() {
             let keys = back.iter().map(|back| back_key(back, i)).collect();
             let next = split.len();
-            refined.push(*split.entry((class[i], keys)).or_insert(next));
+            refined.push(*split.entry((*class, keys)).or_insert(next));
         }
         let count = split.len();
         if holds(SideCondition::ParamsSplit, count == classes) {

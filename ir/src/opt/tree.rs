@@ -22,6 +22,7 @@
 //! The caller owns the version; no data between runs, no lock.
 
 use super::shape::{BODY, ENTRY};
+use crate::op::Op;
 use crate::types::{BlockId, Operand};
 use crate::version::{Block, Term, Version};
 
@@ -184,6 +185,8 @@ fn rebuild(version: &mut Version, chains: &[Vec<usize>]) {
         let mut parts = chain.iter().filter_map(|b| old[*b].take());
         let Some(mut block) = parts.next() else { continue };
         for mut part in parts {
+            // Nothing closes a loop there, so it needs no safe point.
+            part.insts.retain(|inst| inst.op != Op::Poll);
             block.insts.append(&mut part.insts);
             block.term = part.term;
         }

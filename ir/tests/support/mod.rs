@@ -420,12 +420,8 @@ fn entry_state(version: &mut Version) -> ([Operand; Loc::SSA_COUNT], Vec<Value>)
     (state, params)
 }
 
-/// The trace of a program's path, as `tracer` builds it.
-pub fn trace(program: &Program, private_memory: bool) -> Version {
-    Trace::build(program, private_memory, |_| false)
-}
-
-/// The trace of the program's path and of those of its sides that `takes` returns true for.
+/// The trace of the program's path, as `tracer` builds it, and of those of its sides that `takes` returns
+/// true for.
 pub fn tree(program: &Program, private_memory: bool, takes: impl FnMut(u64) -> bool) -> Version {
     Trace::build(program, private_memory, takes)
 }

@@ -27,7 +27,7 @@ pub(super) struct Body<'v, 'w> {
     /// The instructions so far, and the version that they belong to.
     pub builder: Builder<'v>,
     /// Which locations the varmaps name.
-    written: &'w [bool; Loc::SSA_COUNT],
+    pub written: &'w [bool; Loc::SSA_COUNT],
     /// The operand that each location holds now.
     pub state: State,
     /// The operand that each location held at the start of the current guest instruction.
@@ -41,7 +41,7 @@ pub(super) struct Body<'v, 'w> {
     /// The operand that the flags held at the start of the trace's block.
     first_flags: Operand,
     /// The index of the current step.
-    step_index: usize,
+    pub step_index: usize,
     /// The instructions whose results are assumed to be the observed ones.
     promoted: &'w Origins,
     /// See [`super::Notes::jumps`].
@@ -52,6 +52,15 @@ pub(super) struct Body<'v, 'w> {
     pub results: NativeResults,
     /// The anchor to which guards of branches fall back.
     pub branch_anchor: BranchAnchor,
+}
+
+/// A place in the guest's code, and the state there.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    state: State,
+    at_start: State,
+    pc: u64,
+    effect_since_start: bool,
 }
 
 impl<'v, 'w> Body<'v, 'w> {
@@ -128,9 +137,10 @@ impl<'v, 'w> Body<'v, 'w> {
         }
     }
 
-    /// Adds the `poll` of a loop, with an anchor at its head.
-    pub fn poll(&mut self, head: u64) {
+    /// The loop's head begins: adds its `poll`, with an anchor there.
+    pub fn enter_loop(&mut self, head: u64) {
         let state = self.state;
+        self.first_flags = state[Loc::Flags.ssa_index().expect("flags are an SSA location")];
         let anchor = self.new_anchor(Operand::Const(head), &state);
         let mut poll = Inst::new(Op::Poll, Ty::I64, None, &[]);
         poll.anchor = Some(anchor);
@@ -184,7 +194,13 @@ impl<'v, 'w> Body<'v, 'w> {
 
     /// Translates the block of one step. Returns the exit's anchor if the trace ends with the
     /// block.
-    fn block(&mut self, step: &Step, ends: bool) -> Result<Option<AnchorId>, BuildError> {
+    pub fn block(&mut self, step: &Step, ends: bool) -> Result<Option<AnchorId>, BuildError> {
+        let term = self.instructions(step)?;
+        self.terminator(&term, step.next, ends)
+    }
+
+    /// Translates the instructions of a step's block. Returns its end in terms of the trace.
+    pub fn instructions(&mut self, step: &Step) -> Result<GuestTerm, BuildError> {
         if let Some(bytes) = &step.block.checked {
             self.check_code(step.block.pc, bytes)?;
         }
@@ -223,7 +239,34 @@ impl<'v, 'w> Body<'v, 'w> {
         let Term::Guest(term) = &base.blocks[0].term else {
             unreachable!("base blocks end in guest control flow")
         };
-        self.terminator(term, step.next, ends, |o| translate(&map, o))
+        let mut term = term.clone();
+        match &mut term {
+            GuestTerm::Goto(o)
+            | GuestTerm::Ret(o)
+            | GuestTerm::Branch { cond: o, .. }
+            | GuestTerm::Call { target: o, .. } => *o = translate(&map, *o),
+            GuestTerm::Syscall { .. } | GuestTerm::Special { .. } | GuestTerm::Trap { .. } => {}
+        }
+        Ok(term)
+    }
+
+    /// Where the translation is.
+    pub fn place(&self) -> Place {
+        let Body { state, at_start, pc, effect_since_start, .. } = *self;
+        Place { state, at_start, pc, effect_since_start }
+    }
+
+    /// The translation goes on at another place, in a new block.
+    pub fn go_to(&mut self, place: Place) {
+        let Place { state, at_start, pc, effect_since_start } = place;
+        (self.state, self.at_start) = (state, at_start);
+        (self.pc, self.effect_since_start) = (pc, effect_since_start);
+        self.forget_anchor();
+    }
+
+    /// What comes next uses no earlier anchor.
+    pub fn forget_anchor(&mut self) {
+        self.reach = None;
     }
 
     /// Notes what a native, which has just been added, was observed to compute.
@@ -341,6 +384,14 @@ impl<'v, 'w> Body<'v, 'w> {
         Ok(())
     }
 
+    /// The guest goes where `target`, a value, says: assumes that this is `next`.
+    pub fn assume_target(&mut self, target: Operand, next: u64) {
+        let state = self.state;
+        let anchor = self.anchor_behind(target, &state);
+        let holds = self.builder.binary(Op::Eq, Ty::I64, target, Operand::Const(next));
+        self.builder.assume(holds, anchor);
+    }
+
     /// Translates the end of a block, after which the guest went to `next`. If the trace `ends`
     /// here, the result is the exit's anchor; otherwise the recorded direction or target is
     /// assumed.
@@ -349,29 +400,24 @@ impl<'v, 'w> Body<'v, 'w> {
         term: &GuestTerm,
         next: u64,
         ends: bool,
-        translate: impl Fn(Operand) -> Operand,
     ) -> Result<Option<AnchorId>, BuildError> {
         match *term {
             GuestTerm::Goto(target) | GuestTerm::Ret(target) | GuestTerm::Call { target, .. } => {
-                let target = translate(target);
-                let state = self.state;
                 if !matches!(term, GuestTerm::Ret(_)) {
                     self.jumps.push((target, self.step_index));
                 }
                 if ends {
+                    let state = self.state;
                     return Ok(Some(self.anchor_behind(target, &state)));
                 }
                 if target.as_const().is_some_and(|c| c != next) {
                     return Err(BuildError(AbortReason::Inconsistent));
                 }
                 if target.as_const().is_none() {
-                    let anchor = self.anchor_behind(target, &state);
-                    let holds = self.builder.binary(Op::Eq, Ty::I64, target, Operand::Const(next));
-                    self.builder.assume(holds, anchor);
+                    self.assume_target(target, next);
                 }
             }
             GuestTerm::Branch { cond, taken, fall } => {
-                let cond = translate(cond);
                 if taken != fall && cond.as_const().is_some_and(|c| (c & 1 != 0) != (next == taken))
                 {
                     return Err(BuildError(AbortReason::Inconsistent));
@@ -399,7 +445,7 @@ impl<'v, 'w> Body<'v, 'w> {
     }
 
     /// The negation of a condition: the opposite comparison if the condition was computed last.
-    fn negate(&mut self, cond: Operand) -> Operand {
+    pub fn negate(&mut self, cond: Operand) -> Operand {
         let defined =
             self.builder.insts.last().filter(|i| i.def().map(Operand::from) == Some(cond));
         match defined.map(|i| (i.op, i.args[0])) {

@@ -111,8 +111,7 @@ impl Lives {
         size: u64,
     ) {
         let mut ranges: Vec<(bool, Range<u64>)> = path
-            .steps
-            .iter()
+            .all_steps()
             .map(|step| {
                 (step.block.checked.is_some(), step.block.pc..step.block.end.max(step.block.pc + 1))
             })

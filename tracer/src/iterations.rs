@@ -1,0 +1,176 @@
+//! Records the iterations of a loop that leave its recorded path and come back to its head, while it is
+//! observed how often the guest keeps to the path ([`crate::survival`]).
+//!
+//! An iteration *parts* from the path behind one of its steps. From there on its blocks are recorded. If
+//! it reaches the head it is complete, and is compared with those recorded before. Those that come often
+//! become part of the trace ([`crate::build`]).
+//!
+//! ```text
+//! path a b c      a b c, a b d, a e, a b d      a b d came twice, a e once
+//! ```
+//!
+//! Data: [`Iterations`], part of the observation. Invariant: the steps of a complete iteration are the
+//! blocks that the guest executed from the head to the head. Callers: the observation, on the recording
+//! thread; no lock.
+
+use crate::build::{self, Path, Step};
+use crate::recorder::{note_results, observe};
+use crate::selector::NextBlock;
+use dynasour_guest::lift::LiftedBlock;
+use dynasour_ir::predict::{Prediction, Surroundings};
+use std::sync::Arc;
+
+/// Most different iterations that are told apart (guess: a loop with more has no hot paths).
+const MOST_KNOWN: usize = 32;
+/// Most iterations of a trace besides its path (guess: each repeats what comes behind the place where it
+/// parts).
+const MOST_OTHERS: usize = 7;
+/// One in this many iterations must be the same for it to become part of the trace (guess: a rarer one
+/// costs code and compile time, and saves a side trace's way back into the loop).
+const RARE: u32 = 25;
+/// Most guest instructions of an iteration behind the place where it parts (guess, as for
+/// [`MOST_INSTRUCTIONS`]).
+const MOST_BEHIND: usize = 2000;
+/// Most guest instructions of a trace with several iterations (guess: bounds the time to compile it).
+const MOST_INSTRUCTIONS: u64 = 12_000;
+
+/// An iteration that was seen.
+#[derive(Debug)]
+struct Seen {
+    /// The step of the path behind which it parts, and where it goes from there.
+    parts: (usize, u64),
+    /// The steps from there on.
+    steps: Vec<Step>,
+    times: u32,
+    /// How often it came back to the head soon.
+    returned: u32,
+    /// How often the guest passed the head on the way, elsewhere in an interpreted program; in all its
+    /// times.
+    passed: u32,
+}
+
+impl Seen {
+    /// Does it go the same way?
+    fn is_like(&self, other: &Seen) -> bool {
+        self.parts == other.parts
+            && self.steps.len() == other.steps.len()
+            && build::parts_at(&self.steps, &other.steps).is_none()
+    }
+}
+
+/// The iteration under way.
+#[derive(Debug)]
+struct Current {
+    parts: (usize, u64),
+    steps: Vec<Step>,
+    instructions: usize,
+    /// See [`Seen`].
+    passed: u32,
+    /// The block that is being executed, and what it was predicted to compute.
+    block: Arc<LiftedBlock>,
+    observation: Option<Prediction>,
+}
+
+/// An iteration that came often.
+pub(crate) struct Often {
+    /// All its steps.
+    pub steps: Vec<Step>,
+    /// How often it came.
+    pub times: u32,
+    /// How often it came back to the head soon.
+    pub returned: u32,
+    /// How often the guest passed the head on the way, in all its times.
+    pub passed: u32,
+}
+
+/// The iterations that have left a path.
+#[derive(Debug, Default)]
+pub(crate) struct Iterations {
+    seen: Vec<Seen>,
+    current: Option<Current>,
+}
+
+impl Iterations {
+    /// The guest leaves the path behind its n-th step and executes the block `to` next. If the path is a
+    /// loop of an interpreted program (`is_guest`), the values of the blocks are predicted.
+    pub fn begin(
+        &mut self,
+        n: usize,
+        to: &NextBlock<'_>,
+        is_guest: bool,
+        around: &Surroundings<'_>,
+    ) {
+        if to.refused.is_some() || self.seen.len() == MOST_KNOWN {
+            return;
+        }
+        let block = (to.lifted)();
+        let observation = is_guest.then(|| observe(&block, around));
+        let (parts, steps, instructions) = ((n, to.pc), Vec::new(), 0);
+        let passed = 0;
+        self.current = Some(Current { parts, steps, instructions, passed, block, observation });
+    }
+
+    /// The block `to` is executed next.
+    pub fn go_on(&mut self, to: &NextBlock<'_>, around: &Surroundings<'_>) {
+        let Some(current) = &mut self.current else { return };
+        current.instructions += current.block.count as usize;
+        let is_guest = current.observation.is_some();
+        let observed = current.observation.take();
+        let mut step = Step { block: Arc::clone(&current.block), next: to.pc, observed };
+        note_results(&mut step, around);
+        current.steps.push(step);
+        if to.refused.is_some() || current.instructions > MOST_BEHIND {
+            return self.interrupted();
+        }
+        current.block = (to.lifted)();
+        current.observation = is_guest.then(|| observe(&current.block, around));
+    }
+
+    /// The guest passes the head elsewhere in an interpreted program.
+    pub fn pass(&mut self) {
+        if let Some(current) = &mut self.current {
+            current.passed += 1;
+        }
+    }
+
+    /// The iteration is not recorded any further.
+    pub fn interrupted(&mut self) {
+        self.current = None;
+    }
+
+    /// The guest is at the head of the loop, to which it has come back soon.
+    pub fn complete(&mut self, soon: bool) {
+        let Some(Current { parts, steps, passed, .. }) = self.current.take() else { return };
+        let new = Seen { parts, steps, times: 1, returned: u32::from(soon), passed };
+        match self.seen.iter_mut().find(|seen| seen.is_like(&new)) {
+            Some(seen) => {
+                seen.times += 1;
+                seen.returned += new.returned;
+                seen.passed += new.passed;
+            }
+            None => self.seen.push(new),
+        }
+    }
+
+    /// The iterations that came often among `all`, the most frequent first, as far as they fit into a
+    /// trace of `path`.
+    pub fn often(&mut self, path: &Path, all: u32) -> Vec<Often> {
+        let mut seen = std::mem::take(&mut self.seen);
+        seen.retain(|seen| seen.times > 1 && seen.times * RARE >= all);
+        seen.sort_by_key(|seen| std::cmp::Reverse(seen.times));
+        seen.truncate(MOST_OTHERS);
+        let mut instructions = 2 * path.instructions();
+        let mut chosen = Vec::new();
+        for Seen { parts: (n, next), steps, times, returned, passed } in seen {
+            instructions += build::instructions(&steps);
+            if instructions > MOST_INSTRUCTIONS {
+                break;
+            }
+            let mut all = path.steps[..=n].to_vec();
+            all[n].next = next;
+            all.extend(steps);
+            chosen.push(Often { steps: all, times, returned, passed });
+        }
+        chosen
+    }
+}
