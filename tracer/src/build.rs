@@ -303,16 +303,16 @@ fn observed_accesses(
     (loads.collect(), stores.collect())
 }
 
-/// The version of a linear path, with the targets of its indirect jumps and calls. It serves to
-/// find the greens of a dispatch head and is not executed.
+/// The version of a linear path, with the targets of its indirect jumps and calls and their steps. It
+/// serves to find the greens of a dispatch head and is not executed.
 pub(crate) fn with_targets(
     path: &Path,
     policy: &dyn SpeculationPolicy,
-) -> Result<(Version, Vec<Operand>), BuildError> {
+) -> Result<(Version, Vec<(Operand, usize)>), BuildError> {
     let (version, notes) =
         assemble(path, "greens", Context::default(), policy, &Origins::default())?;
-    let targets = notes.jumps.into_iter().map(|j| j.0).filter(|t| t.as_const().is_none()).collect();
-    Ok((version, targets))
+    let jumps = notes.jumps.into_iter().filter(|(target, _)| target.as_const().is_none()).collect();
+    Ok((version, jumps))
 }
 
 /// Instructions of a path: index of the step, and index of the instruction in its block.

@@ -25,6 +25,7 @@
 
 use crate::build::{self, Path, Step, TraceShape};
 use crate::policy::DefaultPolicy;
+use crate::recorder::Transfer;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::predict::Surroundings;
 use dynasour_ir::{Gpr, GuestTerm, Inst, Loc, Mem, Op, Operand, Term, Ty, Value};
@@ -303,8 +304,35 @@ pub(crate) fn may_be_dispatch(block: &LiftedBlock) -> bool {
     })
 }
 
-/// The greens of a dispatch head: the state at the head from which the targets of the indirect
-/// jumps in `steps` follow. `gpr` are the registers at the start. The steps must pass the head
+/// Which of the steps are dispatches of the interpreter, by number. An interpreter dispatches by indirect
+/// jumps, or by indirect calls from one place. The other indirect transfers follow data: calls of an
+/// object's methods, jump tables of functions that it calls. So the more frequent kind counts; of two that
+/// are equally frequent the one that comes first.
+fn dispatches_among(steps: &[Step]) -> impl Fn(usize) -> bool {
+    let calls = |step: &Step| Transfer::of(&step.block, step.next) == Transfer::Call;
+    let all: Vec<(usize, &Step)> =
+        steps.iter().enumerate().filter(|(_, step)| may_be_dispatch(&step.block)).collect();
+    // Where an indirect jump is: nowhere; and how often each kind comes, with its first step.
+    let mut kinds: Vec<(Option<u64>, usize)> = Vec::new();
+    for (_, step) in &all {
+        let place = calls(step).then_some(step.block.pc);
+        match kinds.iter_mut().find(|kind| kind.0 == place) {
+            Some(kind) => kind.1 += 1,
+            None => kinds.push((place, 1)),
+        }
+    }
+    // `max_by_key` returns the last of several.
+    let place = kinds.iter().rev().max_by_key(|kind| kind.1).map(|kind| kind.0);
+    let chosen: FxHashSet<usize> = all
+        .into_iter()
+        .filter(|(_, step)| Some(calls(step).then_some(step.block.pc)) == place)
+        .map(|(n, _)| n)
+        .collect();
+    move |n| chosen.contains(&n)
+}
+
+/// The greens of a dispatch head: the state at the head from which the targets of the dispatches
+/// in `steps` follow. `gpr` are the registers at the start. The steps must pass the head
 /// twice, because a dispatch often depends on a value that was loaded one dispatch earlier.
 pub(crate) fn find_greens(steps: &[Step], gpr: &[u64; 16]) -> Vec<Green> {
     let Some(first) = steps.first() else { return Vec::new() };
@@ -318,9 +346,12 @@ pub(crate) fn find_greens(steps: &[Step], gpr: &[u64; 16]) -> Vec<Green> {
         others: Vec::new(),
         runs: None,
     };
-    let Ok((version, targets)) = build::with_targets(&path, &DefaultPolicy::default()) else {
+    let Ok((version, jumps)) = build::with_targets(&path, &DefaultPolicy::default()) else {
         return Vec::new();
     };
+    let is_dispatch = dispatches_among(steps);
+    let targets =
+        jumps.into_iter().filter(|(_, step)| is_dispatch(*step)).map(|(target, _)| target);
     let entry = &version.blocks[0];
     let defs = Definitions::new(
         &entry.insts,
@@ -329,7 +360,7 @@ pub(crate) fn find_greens(steps: &[Step], gpr: &[u64; 16]) -> Vec<Green> {
     let is_frame = |g: Gpr| gpr[g.number()].wrapping_sub(gpr[Gpr::RSP.number()]) < FRAMES;
     let mut greens = Vec::new();
     let mut seen = FxHashSet::default();
-    let mut work = targets;
+    let mut work: Vec<Operand> = targets.collect();
     while let Some(operand) = work.pop() {
         let Operand::Value(v) = operand else { continue };
         if !seen.insert(v) || seen.len() > MAX_SLICE {

@@ -56,6 +56,15 @@ impl Seen {
             && self.steps.len() == other.steps.len()
             && build::parts_at(&self.steps, &other.steps).is_none()
     }
+
+    /// With the steps of the path before it parts.
+    fn whole(self, path: &Path) -> Often {
+        let Seen { parts: (n, next), times, returned, passed, .. } = self;
+        let mut steps = path.steps[..=n].to_vec();
+        steps[n].next = next;
+        steps.extend(self.steps);
+        Often { steps, times, returned, passed }
+    }
 }
 
 /// The iteration under way.
@@ -152,25 +161,38 @@ impl Iterations {
         }
     }
 
-    /// The iterations that came often among `all`, the most frequent first, as far as they fit into a
-    /// trace of `path`.
-    pub fn often(&mut self, path: &Path, all: u32) -> Vec<Often> {
-        let mut seen = std::mem::take(&mut self.seen);
-        seen.retain(|seen| seen.times > 1 && seen.times * RARE >= all);
-        seen.sort_by_key(|seen| std::cmp::Reverse(seen.times));
-        seen.truncate(MOST_OTHERS);
-        let mut instructions = 2 * path.instructions();
-        let mut chosen = Vec::new();
-        for Seen { parts: (n, next), steps, times, returned, passed } in seen {
-            instructions += build::instructions(&steps);
-            if instructions > MOST_INSTRUCTIONS {
-                break;
-            }
-            let mut all = path.steps[..=n].to_vec();
-            all[n].next = next;
-            all.extend(steps);
-            chosen.push(Often { steps: all, times, returned, passed });
+    /// The iterations that came often among `all`, the most frequent first, as far as they fit into one
+    /// trace. The path itself, which came `completed` times, may be among them. Empty if no other came
+    /// often.
+    pub fn often(&mut self, path: &Path, completed: u32, all: u32) -> Vec<Often> {
+        let comes_often = |times: u32| times > 1 && times * RARE >= all;
+        let mut often: Vec<Often> = std::mem::take(&mut self.seen)
+            .into_iter()
+            .filter(|seen| comes_often(seen.times))
+            .map(|seen| seen.whole(path))
+            .collect();
+        if often.is_empty() {
+            return often;
         }
-        chosen
+        if comes_often(completed) {
+            let steps = path.steps.clone();
+            often.insert(0, Often { steps, times: completed, returned: 0, passed: 0 });
+        }
+        often.sort_by_key(|often| std::cmp::Reverse(often.times));
+        often.truncate(MOST_OTHERS + 1);
+        let mut instructions = 0;
+        let fits = (0..often.len()).take_while(|&n| {
+            let steps = &often[n].steps;
+            let shared = often[..n].iter().filter_map(|o| build::parts_at(&o.steps, steps)).max();
+            instructions += match shared {
+                Some(at) => build::instructions(&steps[at + 1..]),
+                // The first one stands before the loop, too.
+                None => 2 * build::instructions(steps),
+            };
+            n == 0 || instructions <= MOST_INSTRUCTIONS
+        });
+        let fits = fits.count();
+        often.truncate(fits);
+        often
     }
 }

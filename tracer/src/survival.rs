@@ -163,15 +163,21 @@ impl Survival {
         self.iterations.interrupted();
     }
 
-    /// The recording, with the counts.
+    /// The recording, with the counts. The iteration of a loop that came most often becomes its path.
     pub fn into_recording(mut self) -> (Path, EndReason) {
         let Runs { entered, completed, .. } = self.runs;
-        for often in self.iterations.often(&self.path, entered + completed) {
-            self.runs.entered = self.runs.entered.saturating_sub(often.times);
-            self.runs.completed += often.times;
-            self.runs.returned = self.runs.returned.saturating_sub(often.returned);
-            self.runs.passed = self.runs.passed.saturating_sub(often.passed);
-            self.path.others.push(often.steps);
+        let all = entered + completed;
+        let often = self.iterations.often(&self.path, completed, all);
+        if !often.is_empty() {
+            self.runs.completed = often.iter().map(|often| often.times).sum();
+            self.runs.entered = all.saturating_sub(self.runs.completed);
+            let returned: u32 = often.iter().map(|often| often.returned).sum();
+            self.runs.returned = self.runs.returned.saturating_sub(returned);
+            let passed: u32 = often.iter().map(|often| often.passed).sum();
+            self.runs.passed = self.runs.passed.saturating_sub(passed);
+            let mut steps = often.into_iter().map(|often| often.steps);
+            self.path.steps = steps.next().unwrap_or_default();
+            self.path.others = steps.collect();
         }
         self.path.runs = Some(self.runs);
         (self.path, self.end)
