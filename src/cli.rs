@@ -258,6 +258,10 @@ pub struct RunArgs {
     /// there are two processors; 0 with options by which the result must not depend on time]
     #[arg(long, value_name = "N")]
     compile_threads: Option<CompileThreads>,
+    /// The most iterations of a loop, which go different ways, that one trace holds; 1: only the one that
+    /// was recorded [default: 8; 1 with options by which not all traces are judged]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    iterations: Option<u32>,
     /// With --tier direct: make no traces
     #[arg(long)]
     no_traces: bool,
@@ -355,6 +359,10 @@ impl RunArgs {
                 "--compile-threads",
             ),
             (
+                matches!(self.tier, Tier::Interp | Tier::Copy) && self.iterations.is_some(),
+                "--iterations",
+            ),
+            (
                 !matches!(self.tier, Tier::Direct | Tier::Full) && self.race != RaceMode::default(),
                 "--race",
             ),
@@ -389,6 +397,9 @@ impl RunArgs {
         }
         if let Some(threads) = self.compile_threads {
             option("--compile-threads", threads.to_string());
+        }
+        if let Some(iterations) = self.iterations {
+            option("--iterations", iterations.to_string());
         }
         option("--policy", self.policy.name().to_string());
         if let Some(chaos) = self.chaos {
@@ -446,6 +457,7 @@ impl RunArgs {
             sampling,
             race: self.race,
             compile_threads: self.compile_threads,
+            iterations: self.iterations,
             traces_in_place: self.tier == Tier::Direct && !self.no_traces,
             log: self.log.into_iter().collect::<BTreeSet<_>>(),
             passes: self.passes,

@@ -274,6 +274,8 @@ fn usage_errors() {
         &["run", "--race", "0", "--", "touch", "marker"],
         &["run", "--race", "often", "--", "touch", "marker"],
         &["run", "--compile-threads", "2", "--", "touch", "marker"],
+        &["run", "--iterations", "0", "--", "touch", "marker"],
+        &["run", "--tier", "copy", "--iterations", "2", "--", "touch", "marker"],
         &["run", "--tier", "copy", "--compile-threads", "1", "--", "touch", "marker"],
         &["run", "--stats=yes", "--", "touch", "marker"],
         &["run", "--tier"],

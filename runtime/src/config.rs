@@ -371,6 +371,10 @@ pub fn parse_trace_pass(name: &str) -> Result<String, String> {
     }
 }
 
+/// Iterations of a loop that one trace holds by default (guess: each repeats what comes behind the place
+/// where it parts from others).
+const MOST_ITERATIONS: u32 = 8;
+
 /// A run of one guest program.
 #[derive(Clone, Debug)]
 pub struct RunConfig {
@@ -396,6 +400,8 @@ pub struct RunConfig {
     pub race: RaceMode,
     /// Who compiles recorded paths, if the user says so.
     pub compile_threads: Option<CompileThreads>,
+    /// The most iterations of a loop that one trace holds, if the user says so.
+    pub iterations: Option<u32>,
     /// Are traces made of guest code in place?
     pub traces_in_place: bool,
     /// Stages whose messages are written to stderr.
@@ -468,6 +474,12 @@ impl RunConfig {
             Tier::Interp | Tier::Dynamo | Tier::Copy => false,
         };
         is_default && self.chaos.is_none()
+    }
+
+    /// The most iterations of a loop that one trace holds. They are recorded while it is observed how often
+    /// the guest keeps to the path.
+    pub fn iterations(&self) -> u32 {
+        self.iterations.unwrap_or(if self.measures_paths() { MOST_ITERATIONS } else { 1 })
     }
 
     /// Who compiles recorded paths? By default a helper thread, if there is another processor for it,

@@ -74,6 +74,7 @@ fn defaults(command: &[OsString]) -> RunArgs {
         sample_hz: None,
         race: RaceMode::default(),
         compile_threads: None,
+        iterations: None,
         no_traces: false,
         stats: false,
         stats_json: None,

@@ -22,9 +22,6 @@ use std::sync::Arc;
 
 /// Most different iterations that are told apart (guess: a loop with more has no hot paths).
 const MOST_KNOWN: usize = 32;
-/// Most iterations of a trace besides its path (guess: each repeats what comes behind the place where it
-/// parts).
-const MOST_OTHERS: usize = 7;
 /// One in this many iterations must be the same for it to become part of the trace (guess: a rarer one
 /// costs code and compile time, and saves a side trace's way back into the loop).
 const RARE: u32 = 25;
@@ -93,13 +90,20 @@ pub(crate) struct Often {
 }
 
 /// The iterations that have left a path.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Iterations {
+    /// The most iterations that are chosen.
+    most: usize,
     seen: Vec<Seen>,
     current: Option<Current>,
 }
 
 impl Iterations {
+    /// None yet. At most so many are chosen in the end, the path among them.
+    pub fn new(most: usize) -> Iterations {
+        Iterations { most, seen: Vec::new(), current: None }
+    }
+
     /// The guest leaves the path behind its n-th step and executes the block `to` next. If the path is a
     /// loop of an interpreted program (`is_guest`), the values of the blocks are predicted.
     pub fn begin(
@@ -109,7 +113,7 @@ impl Iterations {
         is_guest: bool,
         around: &Surroundings<'_>,
     ) {
-        if to.refused.is_some() || self.seen.len() == MOST_KNOWN {
+        if to.refused.is_some() || self.seen.len() == MOST_KNOWN || self.most < 2 {
             return;
         }
         let block = (to.lifted)();
@@ -179,7 +183,7 @@ impl Iterations {
             often.insert(0, Often { steps, times: completed, returned: 0, passed: 0 });
         }
         often.sort_by_key(|often| std::cmp::Reverse(often.times));
-        often.truncate(MOST_OTHERS + 1);
+        often.truncate(self.most);
         let mut instructions = 0;
         let fits = (0..often.len()).take_while(|&n| {
             let steps = &often[n].steps;

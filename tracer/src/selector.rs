@@ -13,7 +13,8 @@
 //! ```
 //!
 //! *Probing* a loop means to count the iterations of a few of its runs ([`crate::short_loops`]);
-//! *observing* a path, to count how often the guest keeps to it ([`crate::survival`]).
+//! *observing* a path, to count how often the guest keeps to it ([`crate::survival`]), and to record other
+//! iterations of a loop.
 //!
 //! Data: [`TraceSelector`]. Each thread has one and is the only one that uses it; no lock.
 //! Invariant: at most one of recording, probing and observing is under way, and none changes what
@@ -98,6 +99,10 @@ pub struct TraceSelector {
     judge: Option<Judge>,
     /// Is the path that is being recorded judged?
     judges_path: bool,
+    /// The most iterations of a loop that one trace holds.
+    iterations: u32,
+    /// Is it observed how often the guest keeps to the path that is being recorded, if that is a loop?
+    observes_path: bool,
     /// Heads of loops that have been probed.
     probed: FxHashSet<u64>,
     /// A head whose recording left its loop, and its stable registers: it is recorded again when
@@ -109,8 +114,8 @@ pub struct TraceSelector {
 
 impl TraceSelector {
     /// A selector that has counted nothing. With `judge`, paths are judged by what a trace of them
-    /// would save.
-    pub fn new(policy: DefaultPolicy, judge: Option<Judge>) -> TraceSelector {
+    /// would save. A trace holds at most so many iterations of a loop.
+    pub fn new(policy: DefaultPolicy, judge: Option<Judge>, iterations: u32) -> TraceSelector {
         TraceSelector {
             dispatch: DispatchHeads::new(policy.placement.speculate_guest_loops(), judge.is_some()),
             policy,
@@ -121,6 +126,8 @@ impl TraceSelector {
             survival: None,
             judge,
             judges_path: false,
+            iterations,
+            observes_path: false,
             probed: FxHashSet::default(),
             record_again: None,
             repeats: FxHashMap::default(),
@@ -138,13 +145,14 @@ impl TraceSelector {
     ) {
         self.started = Instant::now();
         self.judges_path = self.judge.is_some();
+        self.observes_path = self.judges_path || self.iterations > 1;
         let recorder = Recorder::new(block.pc, kind, stable, around.into(), &self.policy);
         self.active = Some(Active { recorder, block });
     }
 
     /// Makes the path that is being recorded be compiled without being judged.
     pub fn compile_unjudged(&mut self) {
-        self.judges_path = false;
+        (self.judges_path, self.observes_path) = (false, false);
     }
 
     /// If loops of an interpreted program start at `head`, the path that is being recorded goes on
@@ -305,7 +313,7 @@ impl TraceSelector {
     /// Decides about a recorded path: it is compiled now, observed first, or refused.
     fn recorded(&mut self, path: Path, end: EndReason) -> Option<Selected> {
         self.active = None;
-        if !self.judges_path {
+        if !self.judges_path && !(self.observes_path && path.shape == TraceShape::Loop) {
             return Some(Selected::Recorded(path, end));
         }
         if !self.promises(&path) {
@@ -317,7 +325,7 @@ impl TraceSelector {
             let reason = if may_be_guest { AbortReason::NoGuestLoop } else { AbortReason::NoGain };
             return Some(Selected::Aborted(path.head, reason));
         }
-        self.survival = Some(Survival::new(path, end));
+        self.survival = Some(Survival::new(path, end, self.iterations as usize));
         None
     }
 

@@ -76,8 +76,9 @@ pub struct Survival {
 }
 
 impl Survival {
-    /// An observation that starts at the end of the recording.
-    pub fn new(path: Path, end: EndReason) -> Survival {
+    /// An observation that starts at the end of the recording. A trace of the path may hold so many
+    /// iterations of it.
+    pub fn new(path: Path, end: EndReason, iterations: usize) -> Survival {
         let exits = Vec::with_capacity(MOST_EXITS);
         let blocks_left = MOST_BLOCKS.max(MOST_ROUNDS * path.steps.len());
         // The guest is at the head of a loop of an interpreted program, with the loop's key.
@@ -91,7 +92,7 @@ impl Survival {
             may_return: 0,
             runs,
             blocks_left,
-            iterations: Iterations::default(),
+            iterations: Iterations::new(iterations),
         }
     }
 
@@ -208,7 +209,7 @@ mod tests {
             others: Vec::new(),
             runs: None,
         };
-        Survival::new(path, EndReason::Cycle)
+        Survival::new(path, EndReason::Cycle, 8)
     }
 
     fn block() -> Arc<LiftedBlock> {

@@ -312,6 +312,7 @@ pub(super) fn config(tier: Tier) -> RunConfig {
         sampling: Sampling::default(),
         race: RaceMode::Off,
         compile_threads: None,
+        iterations: None,
         traces_in_place: false,
         log: Default::default(),
         passes: None,

@@ -70,7 +70,7 @@ impl Selector {
             DefaultPolicy { head_threshold: config.threshold(), placement: config.placement };
         let weighs = config.measures_paths().then(|| judge(config));
         Selector {
-            traces: TraceSelector::new(policy, weighs),
+            traces: TraceSelector::new(policy, weighs, config.iterations()),
             copies_blocks: config.copies_blocks(),
             interprets_first: config.interprets_first(),
             sampled: 0,

@@ -50,6 +50,8 @@ pub struct Stats {
     pub fragments: u64,
     /// Of these, loops.
     pub loop_fragments: u64,
+    /// Of these loops, those that hold iterations which go different ways.
+    pub branching_loops: u64,
     /// Resolved stubs made.
     pub stubs: u64,
     /// Direct links made between fragments.
@@ -269,6 +271,7 @@ impl Stats {
         self.indirect.rows().into_iter().for_each(|(name, value)| row(name, value));
         row("fragments", self.fragments.to_string());
         row("  of which loops", self.loop_fragments.to_string());
+        row("    with several iterations", self.branching_loops.to_string());
         row("  guest instructions", self.trace_instructions.to_string());
         row("resolved exit stubs", self.stubs.to_string());
         row("patches in guest code", self.patches.to_string());

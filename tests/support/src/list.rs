@@ -129,6 +129,8 @@ macro_rules! for_each_guest {
             prefix_skips: "prefix_skips.c",
             short_loops: "short_loops.c" .flags(&["-mno-red-zone"]),
             short_loops_unoptimised: "short_loops.c" .flags(&["-O0", "-mno-red-zone"]),
+            branching_loops: "branching_loops.c" .args(&["600000"]),
+            branching_loops_unoptimised: "branching_loops.c" .args(&["200000"]) .flags(&["-O0"]),
             hashing: "hashing.c",
             digests: "digests.c" .flags(&["-lm"]),
             digests_static: "digests.c" .flags(&["-static", "-lm"]) .args(&["500"]),

@@ -53,6 +53,15 @@ impl Mode {
             Mode::new("full-helper", "--tier full --threshold 1 --compile-threads 1"),
             Mode::new("full-swap", "--tier full --threshold 1 --race swap --compile-threads wait"),
             Mode::new(
+                "direct-iterations",
+                "--tier direct --sample every=2 --threshold 1 --iterations 8",
+            ),
+            Mode::new("full-iterations", "--tier full --threshold 3 --iterations 8"),
+            Mode::new(
+                "chaos-iterations",
+                &format!("--tier dynamo --threshold 2 --chaos 1/3,{seed} --iterations 8"),
+            ),
+            Mode::new(
                 "direct-chaos",
                 &format!("--tier direct --sample every=1 --threshold 2 --chaos 1/3,{seed}"),
             ),

@@ -28,7 +28,7 @@ use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
 use dynasour_emitter::{EmitError, EntryState, ExitId};
 use dynasour_ir::opt::{self, OptOptions, Shape};
 use dynasour_ir::predict::NativeResults;
-use dynasour_ir::{Context, Fact, Version};
+use dynasour_ir::{Context, Fact, Term, Version};
 use dynasour_tracer::{AbortReason, Assumption, Built, Path, SpeculationPolicy, TraceShape, build};
 use std::time::Instant;
 
@@ -209,6 +209,8 @@ impl Fragments {
         }
         if path.shape == TraceShape::Loop {
             self.stats.loop_fragments += 1;
+            let branches = version.blocks.iter().any(|b| matches!(b.term, Term::Branch { .. }));
+            self.stats.branching_loops += u64::from(branches);
         }
         self.stats.fragments += 1;
         self.stats.trace_instructions += path.instructions();
