@@ -477,9 +477,10 @@ impl RunConfig {
     }
 
     /// The most iterations of a loop that one trace holds. They are recorded while it is observed how often
-    /// the guest keeps to the path.
+    /// the guest keeps to the path. A counting run has one: its report is about single paths.
     pub fn iterations(&self) -> u32 {
-        self.iterations.unwrap_or(if self.measures_paths() { MOST_ITERATIONS } else { 1 })
+        let several = self.measures_paths() && self.count.is_none();
+        self.iterations.unwrap_or(if several { MOST_ITERATIONS } else { 1 })
     }
 
     /// Who compiles recorded paths? By default a helper thread, if there is another processor for it,

@@ -154,7 +154,7 @@ impl Described<'_> {
     fn kind(&self, predicate: Operand) -> GuardKind {
         let target = self.target().unwrap_or(Operand::Const(0));
         let at = target.as_const();
-        let branches = || self.path.steps.iter().filter(|s| transfer(s) == Transfer::Branch);
+        let branches = || self.path.all_steps().filter(|s| transfer(s) == Transfer::Branch);
         match self.def(predicate) {
             _ if at.is_none() => GuardKind::Target,
             Some(Inst { op: Op::Eq, ty: Ty::I64, args, .. })
@@ -188,8 +188,7 @@ impl Described<'_> {
         let Some(Inst { op: Op::Load, args, .. }) = self.def(o) else { return false };
         let checked = |pc| {
             self.path
-                .steps
-                .iter()
+                .all_steps()
                 .any(|s| s.block.checked.is_some() && (s.block.pc..s.block.end).contains(&pc))
         };
         args[0].as_const().is_some_and(checked)
@@ -211,7 +210,7 @@ impl Described<'_> {
             Some(Inst { op: Op::Eq, args, .. }) if kind == GuardKind::Target => args[1].as_const(),
             _ => None,
         };
-        let jump = self.path.steps.iter().find(|s| {
+        let jump = self.path.all_steps().find(|s| {
             matches!(transfer(s), Transfer::Indirect | Transfer::IndirectCall | Transfer::Return)
                 && Some(s.next) == recorded_target
         });

@@ -135,8 +135,10 @@ fn start_key(path: &Path) -> (Option<StartKey>, i32) {
     match greens.chain(others).find(tells) {
         Some(key) => (Some(key), 1),
         None => {
-            let passages = path.steps.iter().filter(|step| step.block.pc == path.head).count();
-            (None, i32::try_from(passages).unwrap_or(i32::MAX))
+            // Of all iterations, since it is not known here which come how often.
+            let passages = path.all_steps().filter(|step| step.block.pc == path.head).count();
+            let each = passages / (1 + path.others.len());
+            (None, i32::try_from(each).unwrap_or(i32::MAX))
         }
     }
 }
