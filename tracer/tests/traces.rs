@@ -4,6 +4,7 @@
 use dynasour_guest::lift::{Bytes, LiftedBlock, MAX_BLOCK, lift_block};
 use dynasour_ir::eval::check::{Checked, Code, Limits, check};
 use dynasour_ir::eval::{Leave, ModelMachine, NoHooks, State, run};
+use dynasour_ir::opt::{OptOptions, Shape, normalise, optimise};
 use dynasour_ir::predict::Registers;
 use dynasour_ir::verify::assert_valid;
 use dynasour_ir::{Context, Effects, Fact, Inst, Operand, Version};
@@ -416,4 +417,133 @@ fn a_trace_goes_through_a_dispatch_loop_up_to_its_indirect_jump() {
     );
     assert_eq!((path.steps.len(), end, path.shape), (2, EndReason::Dispatch, TraceShape::Linear));
     assert!(path.jumps_indirectly());
+}
+
+/// Builds the trace of the iterations from `head` in the states that begin at these words of the data,
+/// and checks it, before and after optimisation. Returns the number of its blocks.
+fn check_iterations(mut program: Program, head: u64, words: &[u64]) -> usize {
+    let at = |word: u64| {
+        let mut state = state(word);
+        state.gpr[7] = DATA + 8 * word;
+        state.gpr[6] = 7;
+        state
+    };
+    let mut paths = words.iter().map(|word| program.record(head, at(*word), machine(), 0));
+    let mut path = paths.next().expect("a main path");
+    path.others = paths.map(|other| other.steps).collect();
+    let context = Context { facts: vec![Fact::PrivateMemory] };
+    let mut version = build::build(&path, "t1", context, &DefaultPolicy::default())
+        .expect("the path can be built")
+        .version;
+    for pass in ["nothing", "everything"] {
+        if pass == "everything" {
+            optimise(&mut version, &OptOptions::default());
+            assert_eq!(normalise(&mut version), Some(Shape::Tree));
+        }
+        assert_valid(&version);
+        for word in 0..20 {
+            let entry = at(word);
+            match check(&mut program, &version, &entry, &machine(), Limits::default()) {
+                Ok(Checked::Compared { evaluations, .. }) => assert!(evaluations > 0),
+                Ok(Checked::ContextFails) => panic!("nothing was checked"),
+                Err(mismatch) => panic!("from word {word}, after {pass}: {mismatch}\n{version}"),
+            }
+        }
+    }
+    version.blocks.len()
+}
+
+/// The words of the data, modulo 100: 0, 77, 54, 31, 8, 85, 62, 39, 16, 93 …
+#[test]
+fn iterations_that_part_at_branches() {
+    let program = Program::assemble(|a| {
+        let (mut head, mut odd, mut low, mut join) =
+            (a.create_label(), a.create_label(), a.create_label(), a.create_label());
+        a.set_label(&mut head)?;
+        a.mov(rax, qword_ptr(rdi))?;
+        a.add(rdi, 8)?;
+        a.mov(qword_ptr(rsp - 8), rdx)?;
+        a.test(rax, 1)?;
+        a.jne(odd)?;
+        a.add(rdx, rax)?;
+        a.cmp(rax, 20)?;
+        a.jb(low)?;
+        a.xor(rdx, qword_ptr(rsp - 8))?;
+        a.jmp(join)?;
+        a.set_label(&mut low)?;
+        a.add(qword_ptr(rsp - 16), rax)?;
+        a.jmp(join)?;
+        a.set_label(&mut odd)?;
+        a.imul_3(rdx, rdx, 3)?;
+        a.set_label(&mut join)?;
+        a.dec(rsi)?;
+        a.jne(head)?;
+        a.syscall()
+    });
+    // Even and not low; odd; even and low.
+    assert_eq!(check_iterations(program, CODE, &[2, 1, 0]), 6);
+}
+
+#[test]
+fn iterations_that_part_at_an_indirect_jump() {
+    let program = Program::assemble(|a| {
+        let (mut head, mut join) = (a.create_label(), a.create_label());
+        let mut cases = [a.create_label(), a.create_label(), a.create_label()];
+        let (mut second, mut third) = (a.create_label(), a.create_label());
+        a.set_label(&mut head)?;
+        a.mov(rax, qword_ptr(rdi))?;
+        a.add(rdi, 8)?;
+        a.lea(rbx, ptr(cases[0]))?;
+        a.test(rax, 1)?;
+        a.je(second)?;
+        a.lea(rbx, ptr(cases[1]))?;
+        a.set_label(&mut second)?;
+        a.cmp(rax, 8)?;
+        a.jne(third)?;
+        a.lea(rbx, ptr(cases[2]))?;
+        a.set_label(&mut third)?;
+        a.lea(rbp, qword_ptr(rbx))?;
+        a.jmp(rbp)?;
+        a.set_label(&mut cases[0])?;
+        a.add(rdx, rax)?;
+        a.jmp(join)?;
+        a.set_label(&mut cases[1])?;
+        a.xor(rdx, rax)?;
+        a.jmp(join)?;
+        a.set_label(&mut cases[2])?;
+        a.neg(rdx)?;
+        a.set_label(&mut join)?;
+        a.dec(rsi)?;
+        a.jne(head)?;
+        a.syscall()
+    });
+    // The branches before the jump decide where it goes.
+    assert_eq!(check_iterations(program, CODE, &[0, 1, 4]), 6);
+    let program = Program::assemble(|a| {
+        let mut head = a.create_label();
+        let mut cases = [a.create_label(), a.create_label(), a.create_label()];
+        let mut join = a.create_label();
+        a.set_label(&mut head)?;
+        a.mov(rax, qword_ptr(rdi))?;
+        a.add(rdi, 8)?;
+        a.mov(rcx, rax)?;
+        a.and(rcx, 3)?;
+        a.shl(rcx, 4)?;
+        a.lea(rbx, ptr(cases[0]))?;
+        a.add(rbx, rcx)?;
+        a.jmp(rbx)?;
+        // Sixteen bytes each; one of four is the second case again.
+        for (n, case) in cases.iter_mut().enumerate() {
+            a.set_label(case)?;
+            a.add(rdx, n as i32 + 1000)?;
+            a.jmp(join)?;
+            a.nops_with_size(16 - 7 - 2)?;
+        }
+        a.xor(rdx, rax)?;
+        a.set_label(&mut join)?;
+        a.dec(rsi)?;
+        a.jne(head)?;
+        a.syscall()
+    });
+    assert!(check_iterations(program, CODE, &[0, 1, 2]) >= 6);
 }
