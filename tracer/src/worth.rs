@@ -44,6 +44,9 @@ pub type Read = fn(u64, &mut [u8]) -> usize;
 const INDIRECT: i64 = 8;
 /// Cost of an indirect transfer of the guest's own code beyond the instruction.
 const INDIRECT_IN_PLACE: i64 = 2;
+/// The same if the trace is going to race with the code that it replaces: what the transfer costs if the
+/// processor does not predict its target. Whether it does, the race finds out.
+const INDIRECT_RACING: i64 = 20;
 /// Cost of entering and leaving a fragment.
 const ENTRY_AND_EXIT: i64 = 30;
 /// Cost of an entry that is left at the first guard, because an interpreted program is elsewhere.
@@ -94,16 +97,17 @@ pub struct Judge {
 impl Judge {
     /// May a trace of this path be worth making?
     pub fn promises(&self, path: &Path) -> bool {
-        let (cost, indirect) = self.of_blocks(path);
+        let (cost, indirect) = self.of_blocks(path, false);
         let (all, frames) = (i64::from(cost.all), i64::from(cost.frames));
         let percent = if path.guest.is_some() { ORDINARY_GUEST } else { ORDINARY };
         suffices(path, all + indirect, frames + (all - frames) * percent / 100, indirect)
     }
 
     /// Is a fragment of this cost worth having? A side trace (`side`) and a linear fragment of
-    /// unoptimised code are linked to other fragments, so entering and leaving them costs little.
-    pub fn pays(&self, path: &Path, cost: u32, side: bool) -> bool {
-        let (blocks, indirect) = self.of_blocks(path);
+    /// unoptimised code are linked to other fragments, so entering and leaving them costs little. One that
+    /// `races` is dropped if it is not.
+    pub fn pays(&self, path: &Path, cost: u32, side: bool, races: bool) -> bool {
+        let (blocks, indirect) = self.of_blocks(path, races);
         let linked = side || is_unoptimised(path, blocks);
         let (blocks, cost) = (i64::from(blocks.all), i64::from(cost));
         if linked {
@@ -115,15 +119,19 @@ impl Judge {
 
     /// The figures by which [`Judge::pays`] judges, for the log.
     pub fn figures(&self, path: &Path, cost: u32) -> String {
-        let (blocks, indirect) = self.of_blocks(path);
+        let (blocks, indirect) = self.of_blocks(path, false);
         format!("costs {cost}, its blocks {} + {indirect}, {:?}", blocks.all, path.runs)
     }
 
     /// The cost of the copied blocks of a path, and the additional cost of those of their indirect
     /// transfers that a trace does not perform.
-    fn of_blocks(&self, path: &Path) -> (Cost, i64) {
+    fn of_blocks(&self, path: &Path, races: bool) -> (Cost, i64) {
         let (mut sum, mut indirect) = (Cost::default(), 0);
-        let each = if self.in_place { INDIRECT_IN_PLACE } else { INDIRECT };
+        let each = match self.in_place {
+            _ if races => INDIRECT_RACING,
+            true => INDIRECT_IN_PLACE,
+            false => INDIRECT,
+        };
         for (n, step) in path.steps.iter().enumerate() {
             let block = &step.block;
             let mut bytes = vec![0; (block.end - block.pc) as usize];

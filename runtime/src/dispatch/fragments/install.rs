@@ -158,7 +158,7 @@ impl Fragments {
         if plan.generation != self.generation || plan.is_first_version != is_first_version {
             return Err(Failure::Stale);
         }
-        if !self.pays(code.cost(), path, plan.side_exit.is_some()) {
+        if !self.pays(code.cost(), path, &plan) {
             return Err(Failure::Refused(AbortReason::NoGain));
         }
         let placing = Instant::now();
@@ -221,12 +221,12 @@ impl Fragments {
     }
 
     /// Is code of this cost, compiled from `path`, worth having?
-    fn pays(&self, cost: u32, path: &Path, is_side_trace: bool) -> bool {
+    fn pays(&self, cost: u32, path: &Path, plan: &Plan) -> bool {
         // A path to a dispatching head leads from one loop of an interpreted program to the next.
         // It is not judged.
         let between = path.steps.last().is_some_and(|last| self.dispatching.contains(&last.next));
         let Some(judge) = self.judge.filter(|_| !between) else { return true };
-        let pays = judge.pays(path, cost, is_side_trace);
+        let pays = judge.pays(path, cost, plan.side_exit.is_some(), plan.race.is_some());
         if self.logs.worth {
             eprintln!(
                 "dynasour: {:#x}, {:?} {}: {pays}",
