@@ -313,7 +313,8 @@ impl TraceSelector {
     /// Decides about a recorded path: it is compiled now, observed first, or refused.
     fn recorded(&mut self, path: Path, end: EndReason) -> Option<Selected> {
         self.active = None;
-        if !self.judges_path && !(self.observes_path && path.shape == TraceShape::Loop) {
+        let is_observed = self.judges_path || self.observes_path && path.shape == TraceShape::Loop;
+        if !is_observed {
             return Some(Selected::Recorded(path, end));
         }
         if !self.promises(&path) {
