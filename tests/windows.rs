@@ -555,6 +555,12 @@ fn a_signal_at_every_instruction_among_copies() {
 }
 
 #[test]
+fn a_signal_at_every_instruction_of_several_iterations() {
+    let options = ["--tier", "full", "--threshold", "20", "--iterations", "8"];
+    every_place(&options, (1500, 0), instructions, 100);
+}
+
+#[test]
 fn a_signal_at_every_instruction_of_a_race() {
     // What is executed once in a stretch gets no trace, so the racer is in the loop.
     let options = ["--tier", "full", "--threshold", "1000", "--race", "swap"];
