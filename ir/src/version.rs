@@ -279,7 +279,7 @@ pub enum Term {
         /// One operand per parameter.
         args: Vec<Operand>,
     },
-    /// To one of two blocks of the version. Recorded traces have none; versions that hold several
+    /// To one of two blocks of the version. Traces of one path have none; versions that hold several
     /// paths do.
     Branch {
         /// i1

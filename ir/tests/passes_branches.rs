@@ -77,7 +77,7 @@ fn whole_programs_stay_equivalent_and_transparent() {
         seen.evaluations >= 5 * count && seen.branching >= count / 3,
         "{seen:?} of {count} programs"
     );
-    // Passes for recorded traces, which have no branches, do little here; `merge` and `redundant`
+    // Passes for recorded traces, which have few branches, do little here; `merge` and `redundant`
     // have tests of their own.
     let general =
         ["simplify", "dce", "constants", "unreachable", "params", "hoist", "licm", "delay"];

@@ -10,7 +10,8 @@
 //! * [`build`]: turns a recorded path into a trace version in which every speculation is an
 //!   `assume`.
 //! * `entry_guards`: the assumptions about registers at a trace's entry.
-//! * [`survival`]: counts how often the guest keeps to a recorded path.
+//! * [`survival`]: counts how often the guest keeps to a recorded path; `iterations`: records those
+//!   iterations of a loop that do not.
 //! * [`short_loops`]: loops so short and regular that they are unrolled into the traces around
 //!   them.
 //! * [`placement`]: which assumptions a trace makes, and where their guards stand.

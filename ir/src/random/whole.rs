@@ -1,8 +1,8 @@
 //! Test cases with branches: a whole random program as one version, with random assumptions in it.
 //!
-//! [`super::cases`] has traces without branches, as they are recorded; this module tests the passes
-//! that work on any control flow. Everything is a function of the seed; tests and the mutation
-//! tests call [`case`]; no lock.
+//! [`super::cases`] has traces as they are recorded; this module tests the passes that work on any
+//! control flow. Everything is a function of the seed; tests and the mutation tests call [`case`]; no
+//! lock.
 //!
 //! ```text
 //! b1(v17 …): poll else a1; v30 = and.i64 v17, 7; v31 = eq.i64 v30, 0; assume v31 else a1; …
