@@ -99,10 +99,12 @@ impl Effort {
         self.may_spend(0, FREE_SIDE)
     }
 
-    /// May a path of this many guest instructions be compiled now, which no trace leads to?
-    pub fn may_compile(&self, instructions: u64) -> bool {
+    /// May a path of this many guest instructions be compiled now? With `side`, it begins where a trace is
+    /// left.
+    pub fn may_compile(&self, instructions: u64, side: bool) -> bool {
         let (all, nanoseconds) = self.compiled;
-        self.may_spend(instructions.saturating_mul(nanoseconds / all), 1)
+        let times_free = if side { FREE_SIDE } else { 1 };
+        self.may_spend(instructions.saturating_mul(nanoseconds / all), times_free)
     }
 
     /// May this many more nanoseconds be spent on a trace, with so many times the free budget?
@@ -185,9 +187,10 @@ mod tests {
         effort.spent = u64::MAX;
         assert!(effort.may_extend() && !effort.is_affordable());
         let most = Budget::LATE.free / PER_INSTRUCTION;
-        assert!(effort.may_compile(most) && !effort.may_compile(most + 1));
+        assert!(effort.may_compile(most, false) && !effort.may_compile(most + 1, false));
+        assert!(effort.may_compile(3 * most, true) && !effort.may_compile(4 * most + 1, true));
         effort.note_compiled(3 * SUPPOSED_INSTRUCTIONS, 3 * SUPPOSED_INSTRUCTIONS * 1000);
-        assert!(effort.may_compile(3 * most) && !effort.may_compile(4 * most));
+        assert!(effort.may_compile(3 * most, false) && !effort.may_compile(4 * most, false));
         effort.note_elsewhere(7, true);
         effort.note_submitted();
         effort.since = Some(400);

@@ -113,13 +113,13 @@ impl Iterations {
         is_guest: bool,
         around: &Surroundings<'_>,
     ) {
-        if to.refused.is_some() || self.seen.len() == MOST_KNOWN || self.most < 2 {
+        if to.refused.is_some() || self.most < 2 {
             return;
         }
         let block = (to.lifted)();
         let observation = is_guest.then(|| observe(&block, around));
-        let (parts, steps, instructions) = ((n, to.pc), Vec::new(), 0);
-        let passed = 0;
+        let parts = (n, to.pc);
+        let (steps, instructions, passed) = (Vec::new(), 0, 0);
         self.current = Some(Current { parts, steps, instructions, passed, block, observation });
     }
 
@@ -155,13 +155,15 @@ impl Iterations {
     pub fn complete(&mut self, soon: bool) {
         let Some(Current { parts, steps, passed, .. }) = self.current.take() else { return };
         let new = Seen { parts, steps, times: 1, returned: u32::from(soon), passed };
+        let has_room = self.seen.len() < MOST_KNOWN;
         match self.seen.iter_mut().find(|seen| seen.is_like(&new)) {
             Some(seen) => {
                 seen.times += 1;
                 seen.returned += new.returned;
                 seen.passed += new.passed;
             }
-            None => self.seen.push(new),
+            None if has_room => self.seen.push(new),
+            None => {}
         }
     }
 

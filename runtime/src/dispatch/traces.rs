@@ -92,8 +92,10 @@ impl Dispatcher {
     /// Plans the compilation of a recorded path. Only planning and installing it take the lock of the
     /// fragments.
     fn plan(&mut self, path: Path) -> Result<Compilation, Failure> {
-        let instructions = path.instructions();
-        if self.side_request.is_none() && !self.effort.may_compile(instructions) {
+        if !self.effort.may_compile(path.instructions(), self.side_request.is_some()) {
+            if let Some(side) = self.side_request.take() {
+                self.postpone_side_trace(side);
+            }
             return Err(Failure::Refused(AbortReason::TooDear));
         }
         let (config, policy, side) =
