@@ -562,8 +562,9 @@ fn a_signal_at_every_instruction_of_several_iterations() {
 
 #[test]
 fn a_signal_at_every_instruction_of_a_race() {
-    // What is executed once in a stretch gets no trace, so the racer is in the loop.
-    let options = ["--tier", "full", "--threshold", "1000", "--race", "swap"];
+    // What is executed once in a stretch gets no trace, so the racer is in the loop. It is the trace that
+    // was made last: with this threshold, one that each stretch executes.
+    let options = ["--tier", "full", "--threshold", "3000", "--race", "swap"];
     every_place(&options, (400, 0), instructions_of_sides, 100);
 }
 
