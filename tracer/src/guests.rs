@@ -581,3 +581,39 @@ pub(crate) fn promotions(
     }
     all
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dynasour_guest::lift::{Bytes, MAX_BLOCK, lift_block};
+    use std::sync::Arc;
+
+    /// A step whose block at `pc` is this one instruction.
+    fn step(pc: u64, bytes: &[u8]) -> Step {
+        let block = Arc::new(lift_block(pc, &Bytes { start: pc, bytes }, MAX_BLOCK));
+        Step { block, next: 0x9000, observed: None }
+    }
+
+    /// The numbers of the dispatches among jumps (j), calls at two places (c, d), and jumps through a slot
+    /// at a fixed address (p).
+    fn dispatches(kinds: &str) -> Vec<usize> {
+        let step = |kind: char| match kind {
+            'j' => step(0x1000, &[0xff, 0xe0]),
+            'c' => step(0x2000, &[0xff, 0x13]),
+            'd' => step(0x3000, &[0xff, 0x13]),
+            _ => step(0x4000, &[0xff, 0x25, 0, 0, 0, 0]),
+        };
+        let steps: Vec<Step> = kinds.chars().map(step).collect();
+        let is_dispatch = dispatches_among(&steps);
+        (0..steps.len()).filter(|n| is_dispatch(*n)).collect()
+    }
+
+    #[test]
+    fn dispatches_are_the_more_frequent_kind_of_transfer() {
+        assert_eq!(dispatches("jcjcj"), [0, 2, 4], "jumps, and calls of methods");
+        assert_eq!(dispatches("cjpcdcd"), [0, 3, 5], "calls from one place");
+        assert_eq!(dispatches("cj"), [0], "the first of two");
+        assert_eq!(dispatches("jcdp"), [0]);
+        assert!(dispatches("pp").is_empty(), "calls of shared libraries");
+    }
+}
