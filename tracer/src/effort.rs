@@ -188,7 +188,7 @@ mod tests {
         assert!(effort.may_extend() && !effort.is_affordable());
         let most = Budget::LATE.free / PER_INSTRUCTION;
         assert!(effort.may_compile(most, false) && !effort.may_compile(most + 1, false));
-        assert!(effort.may_compile(3 * most, true) && !effort.may_compile(4 * most + 1, true));
+        assert!(effort.may_compile(3 * most, true) && !effort.may_compile(5 * most, true));
         effort.note_compiled(3 * SUPPOSED_INSTRUCTIONS, 3 * SUPPOSED_INSTRUCTIONS * 1000);
         assert!(effort.may_compile(3 * most, false) && !effort.may_compile(4 * most, false));
         effort.note_elsewhere(7, true);
