@@ -259,7 +259,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "N")]
     compile_threads: Option<CompileThreads>,
     /// The most iterations of a loop, which go different ways, that one trace holds; 1: only the one that
-    /// was recorded [default: 8; 1 with options by which not all traces are judged]
+    /// was recorded [default: 8; 1 with --tier dynamo, --chaos or a small --threshold]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     iterations: Option<u32>,
     /// With --tier direct: make no traces

@@ -547,3 +547,28 @@ fn iterations_that_part_at_an_indirect_jump() {
     });
     assert!(check_iterations(program, CODE, &[0, 1, 2]) >= 6);
 }
+
+/// An iteration that ends where another one goes on cannot be told from it: it is left out.
+#[test]
+fn an_iteration_that_is_the_beginning_of_another_is_left_out() {
+    let mut program = Program::assemble(|a| {
+        let (mut head, mut odd) = (a.create_label(), a.create_label());
+        a.set_label(&mut head)?;
+        a.add(rax, qword_ptr(rdi))?;
+        a.test(rax, 1)?;
+        a.jne(odd)?;
+        a.add(rdi, 8)?;
+        a.set_label(&mut odd)?;
+        a.dec(rsi)?;
+        a.jne(head)?;
+        a.syscall()
+    });
+    let mut path = program.record(CODE, state(5), machine(), 0);
+    assert!(path.shape == TraceShape::Loop && path.steps.len() > 1);
+    path.others = vec![path.steps[..path.steps.len() - 1].to_vec()];
+    let version = build::build(&path, "t1", Context::default(), &DefaultPolicy::default())
+        .expect("the path is built")
+        .version;
+    assert_valid(&version);
+    assert_eq!(version.blocks.len(), 2);
+}

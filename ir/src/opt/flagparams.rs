@@ -150,11 +150,10 @@ fn operands(version: &mut Version, from: &[usize], exprs: &[Expr]) -> Vec<Operan
             out.push(wanted[0]);
             continue;
         }
-        let params = version.blocks[BODY].params.iter().enumerate();
+        let mut params = version.blocks[BODY].params.iter().enumerate();
         let existing = params
-            .filter(|(i, p)| version.ty(**p) == ty && passed(version, from, *i) == wanted)
-            .map(|(_, p)| *p)
-            .next();
+            .find(|(i, p)| version.ty(**p) == ty && passed(version, from, *i) == wanted)
+            .map(|(_, p)| *p);
         let param = existing.unwrap_or_else(|| {
             let param = version.value(ty);
             version.blocks[BODY].params.push(param);

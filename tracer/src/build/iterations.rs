@@ -157,8 +157,9 @@ impl Body<'_, '_> {
         if !others.is_empty() {
             return self.part(Vec::new(), iterations, term, (&same, &others), n);
         }
+        // An iteration that is the beginning of another has no such step: it does not part here.
+        let next = iterations.next(same[0], n).ok_or(inconsistent)?;
         if let Some(target) = target {
-            let next = iterations.next(same[0], n).ok_or(inconsistent)?;
             self.assume_target(target, next);
         }
         self.grow(Vec::new(), iterations, &same, n + 1)
