@@ -286,6 +286,11 @@ pub struct RunArgs {
     /// Do not run these optimiser passes
     #[arg(long, value_name = "PASS,...", value_delimiter = ',', value_parser = parse_pass)]
     skip_pass: Vec<String>,
+    /// Compare each trace with the code that was recorded, before it is used, from some hundred states
+    /// in the evaluator (about 2 ms for each trace). A trace that differs ends the program with status
+    /// 70 and a report
+    #[arg(long)]
+    verify_traces: bool,
     /// Compile only the traces numbered FIRST to LAST in the order of their making, to find a
     /// faulty one by bisection
     #[arg(long, value_name = "FIRST[-LAST]", value_parser = parse_range)]
@@ -414,6 +419,9 @@ impl RunArgs {
         if self.no_traces {
             child_options.push("--no-traces".into());
         }
+        if self.verify_traces {
+            child_options.push("--verify-traces".into());
+        }
         // A relative path must not depend on the guest's working directory at its end.
         let stats_json = self.stats_json.map(|path| std::path::absolute(&path).unwrap_or(path));
         let mut own_options: Vec<OsString> = Vec::new();
@@ -462,6 +470,7 @@ impl RunArgs {
             log: self.log.into_iter().collect::<BTreeSet<_>>(),
             passes: self.passes,
             skip_passes: self.skip_pass,
+            verify_traces: self.verify_traces,
             only_traces: self.only_trace,
             stats: self.stats,
             stats_json,
@@ -542,7 +551,7 @@ mod tests {
     fn options_that_are_passed_on_mean_the_same() {
         let line = "dynasour run --tier dynamo --threshold 7 --cache-size 1M --policy merged \
                     --chaos 1/9,3 --log record,exit --only-trace 2-5 --passes simplify,licm,dce \
-                    --skip-pass dce,peel --stats --stats-json /x --perf-map --count /y \
+                    --skip-pass dce,peel --verify-traces --stats --stats-json /x --perf-map --count /y \
                     --count-detail -- p";
         let first = run_config(line.split(' '));
         let mut again = vec![OsString::from("dynasour"), "run".into()];

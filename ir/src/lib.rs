@@ -14,7 +14,7 @@
 //! * [`text`]: printing and parsing; [`verify`]: the rules; [`reach`]: the analyses behind them.
 //! * [`eval`]: running versions, and comparing them with `base`; [`predict`]: guessing what one
 //!   will compute.
-//! * [`opt`]: the passes. [`random`]: programs, traces and versions to try them on.
+//! * [`validate`]: does an optimised trace do what was recorded? [`opt`]: the passes. [`random`]: programs, traces and versions to try them on.
 //!
 //! `ir/README.md` has the text form with a worked example.
 
@@ -36,6 +36,7 @@ pub mod setup;
 mod side_conditions;
 pub mod text;
 pub mod types;
+pub mod validate;
 pub mod verify;
 pub mod version;
 

@@ -9,6 +9,7 @@
 //!   read_only 0x10000
 //!   shared 0x20000
 //!   answer 0x20008 after 100
+//!   native 0x401000 result 0 = 7
 //!   input 1, 2, 3
 //! }
 //! ```
@@ -59,6 +60,16 @@ pub enum Setting {
         /// Loads of it by the program.
         after: u32,
     },
+    /// `native PC result N = VALUE`: what the native instruction there computes
+    /// ([`ModelMachine::choose`])
+    Native {
+        /// Its pc.
+        ip: u64,
+        /// The position among its results.
+        output: usize,
+        /// The result.
+        value: u64,
+    },
     /// `input VALUE, …`
     Input(Vec<u64>),
 }
@@ -89,6 +100,7 @@ impl Setting {
             Setting::ReadOnly(address) => machine.protect(*address),
             Setting::Shared(address) => machine.share(*address),
             Setting::Answer { address, after } => machine.answer(*address, *after),
+            Setting::Native { ip, output, value } => machine.choose(*ip, *output, *value),
             Setting::Input(values) => machine.input.extend(values),
         }
     }
@@ -121,6 +133,9 @@ impl fmt::Display for Setting {
             Setting::ReadOnly(address) => write!(f, "read_only {address:#x}"),
             Setting::Shared(address) => write!(f, "shared {address:#x}"),
             Setting::Answer { address, after } => write!(f, "answer {address:#x} after {after}"),
+            Setting::Native { ip, output, value } => {
+                write!(f, "native {ip:#x} result {output} = {}", Operand::Const(*value))
+            }
             Setting::Input(values) => {
                 f.write_str("input ")?;
                 list(f, values)

@@ -410,6 +410,9 @@ pub struct RunConfig {
     pub passes: Option<Vec<String>>,
     /// Names of optimiser passes that are not run.
     pub skip_passes: Vec<String>,
+    /// Is each trace compared with the recorded code before it is published
+    /// ([`crate::dispatch::validation`])?
+    pub verify_traces: bool,
     /// Only the traces with these numbers are compiled, counted from 1 in the order in which they
     /// are recorded. For bisecting.
     pub only_traces: Option<std::ops::RangeInclusive<u32>>,

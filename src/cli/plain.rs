@@ -82,6 +82,7 @@ fn defaults(command: &[OsString]) -> RunArgs {
         log: Vec::new(),
         passes: None,
         skip_pass: Vec::new(),
+        verify_traces: false,
         only_trace: None,
         count: None,
         count_detail: false,

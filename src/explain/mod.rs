@@ -96,6 +96,9 @@ pub struct ExplainArgs {
     /// Do not run these optimiser passes
     #[arg(long, value_name = "PASS,...", value_delimiter = ',', value_parser = parse_pass)]
     skip_pass: Vec<String>,
+    /// Compare each trace with the code that was recorded, as for `run`, and show what was compared
+    #[arg(long)]
+    verify_traces: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROG")]
     command: Vec<OsString>,
@@ -172,6 +175,7 @@ fn plan(args: &ExplainArgs) -> Plan<'_> {
     if !args.skip_pass.is_empty() {
         options.extend(["--skip-pass".into(), args.skip_pass.join(",").into()]);
     }
+    options.extend(args.verify_traces.then(|| "--verify-traces".into()));
     Plan { options, detail: true, discard: args.discard_output, command: &args.command }
 }
 

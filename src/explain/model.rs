@@ -21,6 +21,7 @@ use dynasour_runtime::observe::attempts::Attempt;
 use dynasour_runtime::observe::census::{
     Census, CodeBytes, CompileTimes, End, Fragment, From, Guard, Interpreted, Kind, To, Went,
 };
+use dynasour_runtime::observe::certificate::Certificate;
 use serde::Serialize;
 use std::os::unix::process::ExitStatusExt;
 
@@ -117,6 +118,8 @@ pub struct Version {
     pub moves: u32,
     /// Nanoseconds of building, optimising and emitting.
     pub compile_ns: CompileTimes,
+    /// What was compared with the recorded code, with --verify-traces.
+    pub certificate: Option<Certificate>,
     /// Exits taken at its safe point (a signal was pending).
     pub polls: u64,
     /// Exits taken because of a fault.
@@ -244,6 +247,7 @@ impl Maker<'_> {
             spill_slots: f.spill_slots,
             moves: f.moves,
             compile_ns: f.compile_ns,
+            certificate: f.certificate,
             polls: f.polls,
             faults: f.faults,
             dropped: f.dropped,

@@ -218,6 +218,9 @@ impl Reporter<'_> {
             micros(t.emit),
             if v.dropped { "; dropped before the end of the run" } else { "" }
         );
+        if let Some(certificate) = &v.certificate {
+            let _ = writeln!(out, "  {certificate}");
+        }
         if let Some(interpreted) = &v.interpreted {
             let _ = writeln!(out, "  {}", loop_of_program(interpreted));
         }

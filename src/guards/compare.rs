@@ -130,7 +130,9 @@ fn count(session: &Session, expected: &Sample, row: &mut Row) -> Result<()> {
     let file = session.scratch.path().join("census.json");
     let _ = std::fs::remove_file(&file);
     let name = file.to_str().context("the temporary directory's name is not UTF-8")?;
-    if under(session, expected, row, &["--count", name])?.is_some() {
+    let mut options = vec!["--count", name];
+    options.extend(session.args.verify_traces.then_some("--verify-traces"));
+    if under(session, expected, row, &options)?.is_some() {
         let text = std::fs::read(&file).context("the counting run wrote no census")?;
         let census: Census =
             serde_json::from_slice(&text).context("the census of the counting run is damaged")?;

@@ -61,6 +61,10 @@ pub struct GuardsArgs {
     /// Executions of a trace head before it is compiled [default: the tier's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     threshold: Option<u32>,
+    /// Compare each trace with the code that was recorded, as for `run`, in the run of each policy that
+    /// is not timed
+    #[arg(long, conflicts_with = "chaos_sweep")]
+    verify_traces: bool,
     /// The time that is measured
     #[arg(long, value_enum, default_value_t = Clock::Cpu)]
     clock: Clock,

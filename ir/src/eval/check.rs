@@ -212,7 +212,7 @@ impl<M: Comparable> Hooks<M> for Search<'_, M> {
 
 /// Does `base`, started at pc, state and machine `from`, pass through pc, state and machine `to`?
 /// The error names the nearest state that it passes at that pc.
-fn passes_through<M: Comparable>(
+pub(crate) fn passes_through<M: Comparable>(
     code: &mut dyn Code,
     from: (u64, &State, &M),
     to: (u64, &State, &M),

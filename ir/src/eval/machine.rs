@@ -6,9 +6,7 @@
 //!
 //! **Data.** A model machine owns sparse pages of memory, a value for each in-place location, the
 //! input still to be read and the numbers printed. **Invariant.** It does not execute native
-//! instructions. Each native is an *uninterpreted function* of exactly what it declares to read. So
-//! two versions agree only if they run the same natives on the same inputs in an order that their
-//! declared effects allow. **Callers.** One evaluation at a time; no lock.
+//! instructions ([`natives`]). **Callers.** One evaluation at a time; no lock.
 //!
 //! ```text
 //! let mut machine = ModelMachine::new();
@@ -17,15 +15,12 @@
 //! machine.load(0x2000, 8)                   Err(Fault::Load(0x2000))
 //! ```
 
-use crate::semantics::ARITH_FLAGS;
-use crate::types::{Loc, Ty};
-use crate::version::{Effects, Native, Segment};
-use rustc_hash::FxHasher;
-use smallvec::SmallVec;
+use super::natives::{self, InPlace, Uninterpreted};
+use crate::types::Loc;
+use crate::version::{Native, Segment};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
-use std::hash::{Hash, Hasher};
 
 /// Why an access or a native did not complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,9 +90,7 @@ const PAGE: u64 = 4096;
 pub struct ModelMachine {
     pages: BTreeMap<u64, Box<[u8]>>,
     read_only: BTreeSet<u64>,
-    in_place: BTreeMap<Loc, u64>,
-    /// The number of natives with NO_REPEAT executed so far; each such native reads it as an input.
-    clock: u64,
+    in_place: InPlace,
     /// The numbers printed, oldest first.
     pub printed: Vec<u64>,
     /// The numbers still to be read, next first. A read from the empty queue gives 0.
@@ -106,6 +99,8 @@ pub struct ModelMachine {
     shared: Option<Box<Shared>>,
     /// A byte that a peer sets, see [`ModelMachine::answer`].
     answer: Option<Answer>,
+    /// What natives compute, see [`ModelMachine::choose`].
+    chosen: BTreeMap<(u64, usize), u64>,
     /// If set, every address is accessible, and this seed determines the bytes that nothing has
     /// written.
     boundless: Option<u64>,
@@ -193,6 +188,11 @@ impl ModelMachine {
         self.answer = Some(Answer { address, after });
     }
 
+    /// Lets the native instruction at `ip` compute `value` as this one of its results, whatever it reads.
+    pub fn choose(&mut self, ip: u64, output: usize, value: u64) {
+        self.chosen.insert((ip, output), value);
+    }
+
     /// Does a simulated peer write memory too?
     pub fn has_peer(&self) -> bool {
         self.shared.is_some() || self.answer.is_some()
@@ -267,14 +267,8 @@ impl ModelMachine {
                 ));
             }
         }
-        let locs = self.in_place.keys().chain(other.in_place.keys());
-        let value =
-            |machine: &ModelMachine, loc: &Loc| machine.in_place.get(loc).copied().unwrap_or(0);
-        for loc in locs {
-            let (ours, theirs) = (value(self, loc), value(other, loc));
-            if ours != theirs {
-                return Some(format!("{loc}: {ours:#x} and {theirs:#x}"));
-            }
+        if let Some(difference) = self.in_place.difference(&other.in_place) {
+            return Some(difference);
         }
         if self.printed != other.printed {
             return Some(format!("printed: {:?} and {:?}", self.printed, other.printed));
@@ -282,10 +276,8 @@ impl ModelMachine {
         if self.input != other.input {
             return Some(format!("input left: {:?} and {:?}", self.input, other.input));
         }
-        if self.shared != other.shared {
-            return Some("what is stored to shared memory, or in which order".to_string());
-        }
-        (self.clock != other.clock).then(|| format!("clock: {} and {}", self.clock, other.clock))
+        (self.shared != other.shared)
+            .then(|| "what is stored to shared memory, or in which order".to_string())
     }
 
     /// The bytes that differ from those of an earlier state of this machine, adjacent ones
@@ -305,20 +297,6 @@ impl ModelMachine {
             }
         }
         out
-    }
-
-    /// What this native reads besides memory and its inputs.
-    fn hash_in_place(&self, native: &Native, hasher: &mut FxHasher) {
-        for n in (0..32).filter(|n| native.vec_read >> n & 1 != 0) {
-            (n, self.in_place.get(&Loc::Vec(n))).hash(hasher);
-        }
-        if native.effects.contains(Effects::READ_STATE) {
-            let others = self.in_place.iter().filter(|(loc, _)| !matches!(loc, Loc::Vec(_)));
-            others.for_each(|pair| pair.hash(hasher));
-        }
-        if native.effects.contains(Effects::NO_REPEAT) {
-            self.clock.hash(hasher);
-        }
     }
 }
 
@@ -367,19 +345,15 @@ impl Machine for ModelMachine {
     }
 
     fn segment_base(&self, segment: Segment) -> u64 {
-        let loc = match segment {
-            Segment::Fs => Loc::FsBase,
-            Segment::Gs => Loc::GsBase,
-        };
-        self.in_place.get(&loc).copied().unwrap_or(0)
+        self.in_place.segment_base(segment)
     }
 
     fn get(&mut self, loc: Loc) -> u64 {
-        self.in_place.get(&loc).copied().unwrap_or(0)
+        self.in_place.get(loc)
     }
 
     fn put(&mut self, loc: Loc, value: u64) {
-        self.in_place.insert(loc, value);
+        self.in_place.set(loc, value);
     }
 
     fn native(
@@ -389,69 +363,28 @@ impl Machine for ModelMachine {
         inputs: &[u64],
         outputs: &mut [u64],
     ) -> Result<(), Fault> {
-        let mut hasher = FxHasher::default();
-        (native.inst.ip(), inputs).hash(&mut hasher);
-        self.hash_in_place(native, &mut hasher);
-        let size = native.mem_size.unwrap_or(0);
-        let accesses = native.effects.intersects(Effects::READ | Effects::WRITE);
-        let memory = address.filter(|_| accesses && size > 0).map(|a| (a, u64::from(size)));
-        if let Some((start, size)) = memory {
-            for i in 0..size {
-                let byte = self.byte(start.wrapping_add(i))?;
-                if native.effects.contains(Effects::READ) {
-                    self.peer(start.wrapping_add(i));
-                    byte.hash(&mut hasher);
-                }
-            }
-        }
-        // The extent of the access is unknown. The model accesses 8 bytes at each address that an
-        // input register holds.
-        let unknown = native.effects.contains(Effects::UNKNOWN_EXTENT);
-        let pointers: SmallVec<[u64; 4]> =
-            inputs.iter().take(native.gpr_in.len()).filter(|_| unknown).copied().collect();
-        if native.effects.contains(Effects::READ) {
-            pointers.iter().for_each(|at| self.load(*at, 8).ok().hash(&mut hasher));
-        }
-        // The address counts as an input only of a native that computes with it (lea, bt on
-        // memory), not of one that accesses memory.
-        if memory.is_none() {
-            address.hash(&mut hasher);
-        }
-        let seed = hasher.finish();
-        let nth = |n: u64| {
-            (seed ^ n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd)
-        };
-        if let Some((start, size)) = memory.filter(|_| native.effects.contains(Effects::WRITE)) {
-            for i in 0..size {
-                let at = start.wrapping_add(i);
-                if self.read_only.contains(&(at / PAGE)) {
-                    return Err(Fault::Store(at));
-                }
-            }
-            for i in 0..size {
-                self.store(start.wrapping_add(i), 1, nth(i) >> 32)?;
-            }
-        }
-        if native.effects.contains(Effects::WRITE) {
-            for (i, at) in pointers.iter().enumerate() {
-                // An address that cannot be written is skipped: the model says nothing about faults
-                // of unknown extent.
-                let _ = self.store(*at, 8, nth(3000 + i as u64));
-            }
-        }
-        for (i, output) in outputs.iter_mut().enumerate() {
-            *output = nth(1000 + i as u64) & Ty::I64.mask();
-            if native.flags_out && i == native.gpr_out.len() {
-                *output &= ARITH_FLAGS;
-            }
-        }
-        let vectors = (0..32).filter(|n| native.vec_write >> n & 1 != 0).map(Loc::Vec);
-        for (i, loc) in vectors.chain(native.writes.iter().copied()).enumerate() {
-            self.in_place.insert(loc, nth(2000 + i as u64));
-        }
-        if native.effects.contains(Effects::NO_REPEAT) {
-            self.clock += 1;
-        }
-        Ok(())
+        natives::run(self, native, address, inputs, outputs)
+    }
+}
+
+impl Uninterpreted for ModelMachine {
+    fn byte(&self, address: u64) -> Result<u8, Fault> {
+        ModelMachine::byte(self, address)
+    }
+
+    fn was_read(&mut self, address: u64) {
+        self.peer(address);
+    }
+
+    fn is_writable(&self, address: u64) -> bool {
+        !self.read_only.contains(&(address / PAGE))
+    }
+
+    fn in_place(&mut self) -> &mut InPlace {
+        &mut self.in_place
+    }
+
+    fn chosen(&self, ip: u64, output: usize) -> Option<u64> {
+        self.chosen.get(&(ip, output)).copied()
     }
 }

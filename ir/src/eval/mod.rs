@@ -22,15 +22,19 @@
 
 pub mod check;
 mod machine;
+mod natives;
 pub mod program;
 
 pub use machine::{Fault, Machine, ModelMachine};
+pub(crate) use natives::{InPlace, STORED, Uninterpreted, run as run_native};
 
 use crate::op::Op;
 use crate::reach::Point;
 use crate::semantics::{self, ARITH_FLAGS};
 use crate::types::{AnchorId, BlockId, Gpr, Loc, Operand, Value};
-use crate::version::{Anchor, Effects, GuestTerm, Inst, Mem, Term, Trap, Version, Via};
+use crate::version::{
+    Anchor, DeferredStore, Effects, GuestTerm, Inst, Mem, Term, Trap, Version, Via,
+};
 use smallvec::SmallVec;
 use std::fmt;
 
@@ -197,10 +201,27 @@ pub trait Hooks<M: Machine> {
         false
     }
 
+    /// Called before each instruction of a trace, with the values that are defined there.
+    fn before(&mut self, _inst: &Inst, _point: Point, _values: &[u64], _machine: &M) {}
+
     /// Called before each opportunity; `true` takes the anchor.
     fn force(&mut self, _anchor: AnchorId, _point: Point) -> bool {
         false
     }
+
+    /// Called when the predicate of an assume does not hold. `false` goes on as if it held.
+    fn fails(&mut self, _inst: &Inst, _values: &[u64]) -> bool {
+        true
+    }
+
+    /// Is [`Hooks::rebuilt`] to be called?
+    fn compares(&self) -> bool {
+        false
+    }
+
+    /// Called before each opportunity, with the guest state that taking the anchor would give, and
+    /// with the stores (address, size, value) that it would perform on the machine.
+    fn rebuilt(&mut self, _pc: u64, _state: &State, _stores: &[(u64, u32, u64)], _machine: &M) {}
 
     /// Called before each `print` and `read`.
     fn event(&mut self, _point: Point) {}
@@ -285,6 +306,9 @@ pub fn resume<M: Machine, H: Hooks<M>>(
     Frame { version, values, pc: version.region, state, machine, hooks }.run(point, budget)
 }
 
+/// Address, size and value of stores, oldest first.
+type Stores = SmallVec<[(u64, u32, u64); 4]>;
+
 /// One evaluation in progress.
 struct Frame<'a, M, H> {
     version: &'a Version,
@@ -365,10 +389,15 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
 
     /// Executes one instruction. The result is how it left the version, if it did.
     fn step(&mut self, inst: &Inst, point: Point) -> Result<Option<Leave>, EvalError> {
-        if let Some(anchor) = inst.anchor
-            && self.hooks.force(anchor, point)
-        {
-            return self.take(anchor, Reason::Forced, point).map(Some);
+        self.hooks.before(inst, point, &self.values, self.machine);
+        if let Some(anchor) = inst.anchor {
+            if self.hooks.compares() {
+                let (pc, state, stores) = self.rebuild(anchor);
+                self.hooks.rebuilt(pc, &state, &stores, self.machine);
+            }
+            if self.hooks.force(anchor, point) {
+                return self.take(anchor, Reason::Forced, point).map(Some);
+            }
         }
         let args: SmallVec<[u64; 6]> = inst.args.iter().map(|a| self.operand(*a)).collect();
         match inst.op {
@@ -413,7 +442,7 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
                     .at(self.pc, self.state, self.machine)
                     .then_some(Leave::Stopped { pc: self.pc }))
             }
-            Op::Assume if args[0] == 0 => {
+            Op::Assume if args[0] == 0 && self.hooks.fails(inst, &self.values) => {
                 let anchor = inst
                     .anchor
                     .ok_or(EvalError::Malformed { point, what: "assume without anchor" })?;
@@ -485,6 +514,26 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
         }
     }
 
+    /// The address, size and value of the stores that an anchor performs, oldest first.
+    fn deferred(&self, id: AnchorId) -> Stores {
+        let stores = self.version.anchors[id.index()].stores.iter();
+        let store = |store: &DeferredStore| {
+            let [base, index, value] = store.args;
+            (self.address(&store.mem, base, index), store.ty.bytes(), self.operand(value))
+        };
+        stores.map(store).collect()
+    }
+
+    /// What taking an anchor to `base` would give: pc, guest state, and the stores to perform.
+    fn rebuild(&self, id: AnchorId) -> (u64, State, Stores) {
+        let anchor = &self.version.anchors[id.index()];
+        let mut state = self.state.clone();
+        for (loc, operand) in &anchor.varmap {
+            state.set(*loc, self.operand(*operand));
+        }
+        (self.operand(anchor.target), state, self.deferred(id))
+    }
+
     /// Leaves through an anchor. All operands are read before the state is written.
     fn take(&mut self, id: AnchorId, reason: Reason, point: Point) -> Result<Leave, EvalError> {
         let anchor: &Anchor = &self.version.anchors[id.index()];
@@ -495,12 +544,14 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
                 via.values.iter().map(|(v, o)| (*v, self.operand(*o))).collect();
             waiting = self.hooks.label(via, &values);
         }
-        for (i, store) in anchor.stores.iter().enumerate().skip(waiting.unwrap_or(0)) {
-            let address = self.address(&store.mem, store.args[0], store.args[1]);
-            let value = self.operand(store.args[2]);
-            self.machine
-                .store(address, store.ty.bytes(), value)
-                .map_err(|fault| EvalError::DeferredStore { anchor: id, store: i, fault })?;
+        let stores = self.deferred(id);
+        for (i, (address, size, value)) in stores.into_iter().enumerate().skip(waiting.unwrap_or(0))
+        {
+            self.machine.store(address, size, value).map_err(|fault| EvalError::DeferredStore {
+                anchor: id,
+                store: i,
+                fault,
+            })?;
         }
         for (loc, operand) in anchor.varmap.iter().filter(|_| waiting.is_none()) {
             let value = self.operand(*operand);

@@ -106,7 +106,7 @@ impl Parser<'_> {
         self.expect("{")?;
         while !self.eat("}") {
             setup.settings.push(self.setting(
-                "a register, `memory`, `read_only`, `shared`, `answer`, `input` or `}`",
+                "a register, `memory`, `read_only`, `shared`, `answer`, `native`, `input` or `}`",
             )?);
         }
         Ok(setup)
@@ -146,6 +146,17 @@ impl Parser<'_> {
             let address = self.number("an address")?;
             self.expect_word("after")?;
             return Ok(Setting::Answer { address, after: self.small("a number of loads")? });
+        }
+        if self.eat_word("native") {
+            let ip = self.number("the pc of an instruction")?;
+            self.expect_word("result")?;
+            let output: u32 = self.small("the number of a result")?;
+            self.expect("=")?;
+            return Ok(Setting::Native {
+                ip,
+                output: output as usize,
+                value: self.constant("a number")?,
+            });
         }
         if self.eat_word("input") {
             return Ok(Setting::Input(self.values(u64::MAX)?));

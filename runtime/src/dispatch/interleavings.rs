@@ -317,6 +317,7 @@ pub(super) fn config(tier: Tier) -> RunConfig {
         log: Default::default(),
         passes: None,
         skip_passes: Vec::new(),
+        verify_traces: false,
         only_traces: None,
         stats: false,
         stats_json: None,

@@ -59,6 +59,7 @@ mod sampling;
 mod select;
 mod stretch;
 mod traces;
+pub mod validation;
 mod vfork_child;
 
 use crate::changes::Code;

@@ -17,6 +17,7 @@
 //! runtime; then a side trace, fragment 7, was made for its exit. `went` is `[{to: runtime, times:
 //! 10}, {to: fragment, fragment: 7, times: 20}]`.
 
+use crate::observe::certificate::Certificate;
 use dynasour_guest::space;
 use dynasour_guest::symbols::MappedFile;
 use nix::sys::mman::ProtFlags;
@@ -115,6 +116,8 @@ pub struct Fragment {
     pub moves: u32,
     /// Nanoseconds that making it took.
     pub compile_ns: CompileTimes,
+    /// What was compared with the recorded code, with `--verify-traces`.
+    pub certificate: Option<Certificate>,
     /// Number of times that it was entered.
     pub entered: u64,
     /// If it is a loop: number of times that the loop's head was reached, from the entry and by the

@@ -26,6 +26,7 @@ use super::describe::{guard, hex, steps};
 use crate::observe::census::{
     Code, CodeBytes, CompileTimes, Detail, End, Fragment, From, Interpreted, Kind, To, Went,
 };
+use crate::observe::certificate::Certificate;
 use dynasour_emitter::counting::{CountedSite, Destination, Tally};
 use dynasour_emitter::{Emitter, ExitId, FragmentId, SiteKind};
 use dynasour_ir::Version;
@@ -42,6 +43,8 @@ pub struct Made<'a> {
     pub times: CompileTimes,
     /// The text of the version as built, with `--count-detail`.
     pub built: Option<String>,
+    /// What was compared, with `--verify-traces`.
+    pub certificate: Option<Certificate>,
     pub alias_guards: bool,
 }
 
@@ -111,6 +114,7 @@ impl Ledger {
             assumes_operands: guest.assumes_operands,
         });
         entry.fragment.compile_ns = made.times;
+        entry.fragment.certificate = made.certificate;
         let expressions = Expressions::new(made.version);
         let mut guards = Vec::new();
         for (n, site) in
@@ -182,6 +186,7 @@ impl Ledger {
                 spill_slots: fragment.spill_slots,
                 moves: fragment.hot_moves,
                 compile_ns: CompileTimes::default(),
+                certificate: None,
                 entered: 0,
                 iterations: None,
                 guards: Vec::new(),

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`attempts`] | the heads at which traces were tried, and what became of them |
 //! | [`census`] | the document that `explain` and `guards` read: fragments, guards, counts |
+//! | [`certificate`] | what `--verify-traces` has compared |
 //! | [`describe`] | paths and guards in the terms of a census |
 //! | [`ledger`] | the records of a counting run, from which a census is made |
 //! | [`profile`] | the time that each thread spends in each phase, and samples of native code |
@@ -12,6 +13,7 @@
 
 pub mod attempts;
 pub mod census;
+pub mod certificate;
 pub(crate) mod describe;
 pub(crate) mod ledger;
 pub(crate) mod perf_map;

@@ -10,6 +10,7 @@
 //! table has the line `deopts: guard  1`, the JSON `"deopts": {"guard": 1}`.
 
 use crate::observe::attempts::{self, Attempt, Attempts, Outcome};
+use crate::observe::certificate::Verified;
 use crate::observe::profile::Phase;
 use dynasour_emitter::Rates;
 use dynasour_tracer::race::{Judgement, Verdict};
@@ -100,6 +101,8 @@ pub struct Stats {
     pub code_bytes: u64,
     /// Nanoseconds spent on building, optimising and emitting traces.
     pub compile_nanoseconds: u64,
+    /// What `--verify-traces` has compared.
+    pub verified: Verified,
     /// Recorded paths that the helper thread compiled, whatever became of them.
     pub helped: u64,
     /// Nanoseconds that it spent on that.
@@ -280,6 +283,18 @@ impl Stats {
         row("links", self.links.to_string());
         row("code bytes", self.code_bytes.to_string());
         row("compile time (ms)", format!("{:.1}", self.compile_nanoseconds as f64 / 1e6));
+        if self.verified.traces > 0 {
+            let Verified { traces, whole, cases, states, guards: [guards, held, failed], .. } =
+                self.verified;
+            row("traces verified", traces.to_string());
+            row("  executed to the end", whole.to_string());
+            row("  entry states", cases.to_string());
+            row("  states compared", states.to_string());
+            row("  guards", guards.to_string());
+            row("    that held", held.to_string());
+            row("    that failed", failed.to_string());
+            row("  time (ms)", format!("{:.1}", self.verified.nanoseconds as f64 / 1e6));
+        }
         row("paths for the helper thread", self.helped.to_string());
         row("  its time (ms)", format!("{:.1}", self.helper_nanoseconds as f64 / 1e6));
         row("fragment entries", self.fragment_entries.to_string());

@@ -57,6 +57,7 @@ impl Mode {
                 "--tier direct --sample every=2 --threshold 1 --iterations 8",
             ),
             Mode::new("full-iterations", "--tier full --threshold 3 --iterations 8"),
+            Mode::new("full-verified", "--tier full --threshold 20 --iterations 8 --verify-traces"),
             Mode::new(
                 "chaos-iterations",
                 &format!("--tier dynamo --threshold 2 --chaos 1/3,{seed} --iterations 8"),

@@ -20,8 +20,10 @@ use super::race::Starts;
 use super::{Fragments, Role, SideRequest};
 use crate::config::{RunConfig, Stage};
 use crate::dispatch::footprint::NotedCode;
+use crate::dispatch::validation;
 use crate::observe::attempts::Outcome;
 use crate::observe::census::CompileTimes;
+use crate::observe::certificate::Certificate;
 use crate::observe::ledger::Made;
 use crate::observe::profile::{Phase, during};
 use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
@@ -30,6 +32,7 @@ use dynasour_ir::opt::{self, OptOptions, Shape};
 use dynasour_ir::predict::NativeResults;
 use dynasour_ir::{Context, Fact, Term, Version};
 use dynasour_tracer::{AbortReason, Assumption, Built, Path, SpeculationPolicy, TraceShape, build};
+use std::cell::RefCell;
 use std::time::Instant;
 
 /// Loops of interpreted programs with more IR instructions than this are not peeled (guess: the copy
@@ -56,6 +59,8 @@ pub struct Plan {
     assumptions: Vec<Assumption>,
     /// The text of the version as built, if the ledger of a counting run wants it.
     built: Option<String>,
+    /// What was compared, with `--verify-traces`.
+    certificate: Option<Certificate>,
 }
 
 /// A version as it was built.
@@ -139,6 +144,7 @@ impl Fragments {
             times: CompileTimes::default(),
             assumptions: Vec::new(),
             built: None,
+            certificate: None,
         })
     }
 
@@ -172,7 +178,15 @@ impl Fragments {
         let (from, alias_guards) = (side_exit, plan.is_first_version || path.guest.is_some());
         self.note_made(
             id,
-            Made { version, path, from, times: plan.times, built: plan.built, alias_guards },
+            Made {
+                version,
+                path,
+                from,
+                times: plan.times,
+                built: plan.built,
+                certificate: plan.certificate,
+                alias_guards,
+            },
         );
         log(config, Stage::Code, || self.emitter.listing(id).unwrap_or_default());
         // Invalidation knows the fragment before anything leads to it.
@@ -216,6 +230,9 @@ impl Fragments {
         self.stats.trace_instructions += path.instructions();
         self.stats.code_bytes += size;
         self.stats.compile_nanoseconds += plan.times.compiling();
+        if let Some(certificate) = plan.certificate {
+            self.stats.verified.add(&certificate);
+        }
         self.links_changed();
         Ok(())
     }
@@ -280,7 +297,13 @@ impl Plan {
         let alias_guards = self.is_first_version || path.guest.is_some();
         let (passes, skip) = (config.passes.clone(), config.skip_passes.clone());
         let entry = Some(path.entry.with(&read));
-        let constant = |address, size| code.constant_by(path.head, (address, size), read);
+        let constants = RefCell::new(Vec::new());
+        let constant = |address, size| {
+            let value = code.constant_by(path.head, (address, size), read);
+            constants.borrow_mut().extend(value.map(|_| (address, size)));
+            value
+        };
+        let built = config.verify_traces.then(|| version.clone());
         let mut options = OptOptions {
             passes,
             skip,
@@ -294,12 +317,26 @@ impl Plan {
             options.peel_limit = MOST_PEELED_OF_GUEST_LOOPS;
         }
         let optimising = Instant::now();
-        during(Phase::Optimise, || config.placement.optimise(&mut version, &options));
+        let ran = during(Phase::Optimise, || config.placement.optimise(&mut version, &options));
         self.times.optimise = nanoseconds(optimising);
         log(config, Stage::Opt, || version.to_string());
         if path.guest.is_some() && opt::normalise(&mut version) == Some(Shape::Linear) {
             // What it assumes does not hold in its own second iteration.
             return Err(Failure::Refused(AbortReason::Inconsistent));
+        }
+        if let Some(built) = built {
+            let passes: Vec<&str> = ran.passes.iter().map(|pass| pass.name).collect();
+            let (optimised, options, constants) = (&version, &options, &constants);
+            let made = validation::Made {
+                path,
+                built: &built,
+                optimised,
+                passes: &passes,
+                options,
+                constants,
+                read,
+            };
+            self.certificate = Some(made.certify_or_end());
         }
         Ok(version)
     }

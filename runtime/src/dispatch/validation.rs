@@ -1,0 +1,223 @@
+//! `--verify-traces`: a trace is compared with the recorded blocks before it is published
+//! ([`dynasour_ir::validate`]).
+//!
+//! A trace that does not do what was recorded is a fault of the translator, so the process ends with
+//! [`FAULT`] and a report: what differs, in which state, after which passes, and a file from which
+//! `dynasour ir` shows it again.
+//!
+//! Data: none; a [`Certificate`] says what was compared. Invariant: guest memory is read and never
+//! written. The thread that compiles calls this, and holds no lock.
+//!
+//! ```text
+//! dynasour: trace t7 of 0x401136 does not do what was recorded: t7 leaves …: rax: base 0x5, version 0x6
+//! dynasour: the passes that show it: simplify,forward
+//! ; dynasour ir diff FILE base t7opt --forks 1000
+//! region 0x401136 { … }
+//! state "disagreement" { … }
+//! ```
+
+use crate::kernel::process::exit;
+use crate::observe::certificate::Certificate;
+use dynasour_guest::lift::LiftedBlock;
+use dynasour_ir::eval::check::Code;
+use dynasour_ir::opt::OptOptions;
+use dynasour_ir::validate::{Disagreement, Limits, Subject, blame, validate};
+use dynasour_ir::{Region, Version};
+use dynasour_tracer::{Path, Step};
+use rustc_hash::FxHashMap;
+use std::cell::RefCell;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The exit status of a run that has made a wrong trace (EX_SOFTWARE of sysexits.h).
+pub const FAULT: i32 = 70;
+
+/// The recorded blocks, by their pc.
+struct Recorded(FxHashMap<u64, Arc<LiftedBlock>>);
+
+impl Recorded {
+    fn of(path: &Path) -> Recorded {
+        Recorded(path.all_steps().map(|step| (step.block.pc, step.block.clone())).collect())
+    }
+}
+
+impl Code for Recorded {
+    fn block(&mut self, pc: u64) -> Option<&Version> {
+        self.0.get(&pc).map(|block| &block.version)
+    }
+}
+
+/// A trace, and what it was made from.
+pub struct Made<'a> {
+    pub path: &'a Path,
+    pub built: &'a Version,
+    pub optimised: &'a Version,
+    /// The passes that ran, and their options.
+    pub passes: &'a [&'static str],
+    pub options: &'a OptOptions<'a>,
+    /// What the passes took for constant memory.
+    pub constants: &'a RefCell<Vec<(u64, u32)>>,
+    pub read: fn(u64, u32) -> Option<u64>,
+}
+
+impl Made<'_> {
+    fn subject<'s>(
+        &'s self,
+        code: &'s mut Recorded,
+        read: &'s fn(u64, u32) -> Option<u64>,
+        constants: &'s [(u64, u32)],
+    ) -> Subject<'s> {
+        let length = |steps: &[Step]| steps.iter().map(|step| u64::from(step.block.count)).sum();
+        let others = self.path.others.iter().map(|steps| length(steps)).max().unwrap_or(0);
+        Subject {
+            code,
+            built: self.built,
+            optimised: self.optimised,
+            entry: *self.path.entry,
+            results: &self.options.native_results,
+            read,
+            constants,
+            length: u64::max(length(&self.path.steps), others),
+        }
+    }
+
+    /// Compares the trace with the recorded blocks. Does not return if they disagree.
+    pub fn certify_or_end(&self) -> Certificate {
+        self.certify().unwrap_or_else(|complaint| {
+            eprint!("{complaint}");
+            exit(FAULT)
+        })
+    }
+
+    /// Compares the trace with the recorded blocks.
+    ///
+    /// # Errors
+    /// They disagree: the report.
+    fn certify(&self) -> Result<Certificate, String> {
+        let since = Instant::now();
+        let mut code = Recorded::of(self.path);
+        let constants = self.constants.borrow().clone();
+        match validate(self.subject(&mut code, &self.read, &constants), Limits::default()) {
+            Ok(report) => Ok(Certificate::new(report, since.elapsed())),
+            Err(disagreement) => {
+                let subject = self.subject(&mut code, &self.read, &constants);
+                let passes = blame(subject, &disagreement, self.passes, self.options);
+                Err(self.complaint(&disagreement, passes.as_deref()))
+            }
+        }
+    }
+
+    /// The report of a disagreement.
+    fn complaint(&self, disagreement: &Disagreement, passes: Option<&[&'static str]>) -> String {
+        let Made { built, optimised, .. } = self;
+        let (name, head) = (&built.name, built.region);
+        let mut out = format!(
+            "dynasour: trace {name} of {head:#x} does not do what was recorded: {disagreement}\n"
+        );
+        let blamed = match passes {
+            Some([]) => "it is wrong as it was built, before any pass".to_string(),
+            Some(passes) => format!("the passes that show it: {}", passes.join(",")),
+            None => format!("only all passes together show it: {}", self.passes.join(",")),
+        };
+        let _ = writeln!(out, "dynasour: {blamed}");
+        let wrong = if disagreement.built { name.clone() } else { format!("{name}opt") };
+        let _ = writeln!(
+            out,
+            "dynasour: the lines that follow are a file; `dynasour ir diff FILE base {wrong} --forks 1000` \
+             shows it again"
+        );
+        let mut blocks: Vec<_> = Recorded::of(self.path).0.into_iter().collect();
+        blocks.sort_by_key(|(pc, _)| (*pc != head, *pc));
+        for (pc, block) in blocks {
+            let mut region = Region::new(pc);
+            if pc == head {
+                let renamed = Version { name: format!("{name}opt"), ..(*optimised).clone() };
+                region.versions.extend([(*built).clone(), renamed]);
+            }
+            region.versions.push(block.version.clone());
+            let _ = write!(out, "{region}");
+        }
+        let _ = write!(out, "{}", disagreement.setup);
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dynasour_guest::decode::Bytes;
+    use dynasour_guest::lift::lift_block;
+    use dynasour_ir::opt::{PIPELINE, optimise};
+    use dynasour_ir::text;
+    use dynasour_ir::{Context, Fact, Op};
+    use dynasour_tracer::policy::DefaultPolicy;
+    use dynasour_tracer::{TraceShape, build};
+
+    const HEAD: u64 = 0x40_1000;
+
+    /// The path of `add [rdi],rax; sub rcx,1; jnz` back to the `add`, and its version.
+    fn recorded() -> (Path, Version) {
+        let code = [0x48, 0x01, 0x07, 0x48, 0x83, 0xe9, 0x01, 0x75, 0xf7];
+        let block = Arc::new(lift_block(HEAD, &Bytes { start: HEAD, bytes: &code }, 10));
+        let mut path = Path {
+            head: HEAD,
+            shape: TraceShape::Loop,
+            steps: vec![Step { block, next: HEAD, observed: None }],
+            others: Vec::new(),
+            stable: Vec::new(),
+            guest: None,
+            entry: Box::default(),
+            runs: None,
+        };
+        path.entry.gpr = std::array::from_fn(|i| 0x5000 + 0x100 * i as u64);
+        let context = Context { facts: vec![Fact::PrivateMemory] };
+        let built = build::build(&path, "t1", context, &DefaultPolicy::default()).expect("built");
+        (path, built.version)
+    }
+
+    fn certify(path: &Path, built: &Version, optimised: &Version) -> Result<Certificate, String> {
+        let made = Made {
+            path,
+            built,
+            optimised,
+            passes: PIPELINE,
+            options: &OptOptions::default(),
+            constants: &RefCell::default(),
+            read: |address, _| Some(address ^ 0x55),
+        };
+        made.certify()
+    }
+
+    #[test]
+    fn a_right_trace_gets_a_certificate() {
+        let (path, built) = recorded();
+        let mut optimised = built.clone();
+        optimise(&mut optimised, &OptOptions::default());
+        let certificate = certify(&path, &built, &optimised).expect("it is right");
+        assert!(certificate.whole && certificate.cases > 50, "{certificate:?}");
+        let [guards, held, failed] = certificate.guards;
+        assert!(guards > 0 && held == guards && failed == guards, "{certificate:?}");
+    }
+
+    #[test]
+    fn a_wrong_trace_is_reported_with_a_file_that_shows_it() {
+        let (path, built) = recorded();
+        let mut wrong = built.clone();
+        let insts = wrong.blocks.iter_mut().flat_map(|b| &mut b.insts);
+        let sum = insts.filter(|i| i.op == Op::Add).last().expect("an addition");
+        sum.op = Op::Xor;
+        let report = certify(&path, &built, &wrong).expect_err("it is wrong");
+        assert!(report.contains("t1 of 0x401000 does not do what was recorded"), "{report}");
+        assert!(report.contains("only all passes together show it"), "{report}");
+        let lines: Vec<&str> =
+            report.lines().filter(|line| !line.starts_with("dynasour: ")).collect();
+        let file = text::file(&lines.join("\n")).unwrap_or_else(|e| panic!("{e}\n{report}"));
+        let names: Vec<&str> =
+            file.regions.iter().flat_map(|r| &r.versions).map(|v| &v.name[..]).collect();
+        assert_eq!((names, file.setups.len()), (vec!["t1", "t1opt", "base"], 1), "{report}");
+        // A version that is wrong as it was built is not blamed on a pass.
+        let report = certify(&path, &wrong, &wrong).expect_err("it is wrong");
+        assert!(report.contains("before any pass"), "{report}");
+    }
+}

@@ -1,0 +1,82 @@
+//! What `--verify-traces` has compared ([`crate::dispatch::validation`]): for one trace, and for all traces
+//! of a run.
+//!
+//! Plain data, no lock. Invariant: a certificate exists only for a trace in which no difference was found.
+//!
+//! ```text
+//! verified: 61 entry states, 900 states compared; of 3 guards 3 held in some and 2 failed in some
+//! ```
+
+use dynasour_ir::validate::Report;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::time::Duration;
+
+/// What was compared for a trace without finding a difference.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Certificate {
+    /// Entry states.
+    pub cases: u64,
+    /// States at its anchors and ends.
+    pub states: u64,
+    /// Its guards, those of them that held in some case, and those that failed in some.
+    pub guards: [u64; 3],
+    /// Did a case execute the whole path?
+    pub whole: bool,
+    /// Nanoseconds that the comparison took.
+    pub nanoseconds: u64,
+}
+
+impl Certificate {
+    /// From the report of a validation.
+    pub fn new(report: Report, time: Duration) -> Certificate {
+        let Report { cases, states, outcomes: [held, failed], guards, whole, .. } = report;
+        let nanoseconds = time.as_nanos() as u64;
+        Certificate { cases, states, guards: [guards, held, failed], whole, nanoseconds }
+    }
+}
+
+impl fmt::Display for Certificate {
+    /// `verified: 61 entry states, 900 states compared; of 3 guards 3 held in some and 2 failed in some`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Certificate { cases, states, guards: [guards, held, failed], whole, .. } = self;
+        write!(
+            f,
+            "verified: {cases} entry states, {states} states compared; of {guards} guards {held} held \
+             in some and {failed} failed in some"
+        )?;
+        if !whole {
+            f.write_str("; no entry state was found from which the whole path is executed")?;
+        }
+        Ok(())
+    }
+}
+
+/// Traces that were compared with the recorded code before they were published.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Verified {
+    /// Traces.
+    pub traces: u64,
+    /// Of these, those whose whole path a case has executed.
+    pub whole: u64,
+    /// Entry states.
+    pub cases: u64,
+    /// States at anchors and ends.
+    pub states: u64,
+    /// Guards, those of them that held in some case, and those that failed in some.
+    pub guards: [u64; 3],
+    /// Nanoseconds that it took.
+    pub nanoseconds: u64,
+}
+
+impl Verified {
+    /// Another trace was compared.
+    pub fn add(&mut self, certificate: &Certificate) {
+        self.traces += 1;
+        self.whole += u64::from(certificate.whole);
+        self.cases += certificate.cases;
+        self.states += certificate.states;
+        self.guards = std::array::from_fn(|i| self.guards[i] + certificate.guards[i]);
+        self.nanoseconds += certificate.nanoseconds;
+    }
+}
