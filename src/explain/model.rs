@@ -118,8 +118,9 @@ pub struct Version {
     pub moves: u32,
     /// Nanoseconds of building, optimising and emitting.
     pub compile_ns: CompileTimes,
-    /// What was compared with the recorded code, with --verify-traces.
-    pub certificate: Option<Certificate>,
+    /// What was compared with the recorded code, with --verify-traces: of the version, and of its machine
+    /// code.
+    pub certificates: [Option<Certificate>; 2],
     /// Exits taken at its safe point (a signal was pending).
     pub polls: u64,
     /// Exits taken because of a fault.
@@ -247,7 +248,7 @@ impl Maker<'_> {
             spill_slots: f.spill_slots,
             moves: f.moves,
             compile_ns: f.compile_ns,
-            certificate: f.certificate,
+            certificates: f.certificates,
             polls: f.polls,
             faults: f.faults,
             dropped: f.dropped,

@@ -218,8 +218,10 @@ impl Reporter<'_> {
             micros(t.emit),
             if v.dropped { "; dropped before the end of the run" } else { "" }
         );
-        if let Some(certificate) = &v.certificate {
-            let _ = writeln!(out, "  {certificate}");
+        for (what, certificate) in ["version", "code"].iter().zip(&v.certificates) {
+            if let Some(certificate) = certificate {
+                let _ = writeln!(out, "  {what} {certificate}");
+            }
         }
         if let Some(interpreted) = &v.interpreted {
             let _ = writeln!(out, "  {}", loop_of_program(interpreted));

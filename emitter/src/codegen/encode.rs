@@ -281,6 +281,9 @@ impl Emit<'_> {
             Kind::Native(original, address) => {
                 let inst = rebuild(original, address.as_ref(), allocs);
                 self.fault_here(m);
+                if !self.in_cold {
+                    self.r.natives.push((self.hot.here() as u32, original.ip()));
+                }
                 self.code().instruction(&inst)?;
                 if sets_x87_pointer(original.code()) {
                     self.code().store_word(offset::X87_PC, original.ip());

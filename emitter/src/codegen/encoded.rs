@@ -68,6 +68,8 @@ pub struct Encoded {
     pub blocks: Vec<(bool, u32)>,
     /// For each faulting instruction: its offset in the hot code and its site.
     pub faults: Vec<(u32, Site)>,
+    /// For each native: its offset in the hot code, and the guest's pc.
+    pub natives: Vec<(u32, u64)>,
     /// The guards.
     pub guards: Vec<EncodedGuard>,
     /// Offsets of the rel32 fields of back edges in the hot code, with the machine block they lead

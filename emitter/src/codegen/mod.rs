@@ -35,6 +35,7 @@ pub(crate) mod encoded;
 pub(crate) mod exit_entry;
 pub(crate) mod exit_moves;
 pub(crate) mod instruction;
+mod lifted;
 pub(crate) mod loop_alignment;
 pub(crate) mod lower;
 pub mod mach;
@@ -44,6 +45,7 @@ mod registers;
 pub(crate) mod x86;
 
 pub use compiled::CompiledCode;
+pub use lifted::LiftedCode;
 pub use registers::{Allocator, silence_allocator};
 
 use crate::codegen::encode::{Surroundings, encode};

@@ -12,6 +12,7 @@
 //! case: rdi = 0x1000, word 0x1000 = 5      store.i32 [rdi], 7: words {0x1000: 7}, digest 0x93…
 //! ```
 
+use super::lowered::HostNative;
 use crate::eval::check::Comparable;
 use crate::eval::{Fault, InPlace, Machine, STORED, State, Uninterpreted, run_native};
 use crate::predict::{NativeResults, Registers};
@@ -23,6 +24,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 const PAGE_SHIFT: u32 = 12;
 /// Stores this near to the stack pointer at entry may be those of return addresses, which are deferred
@@ -131,6 +133,11 @@ impl Case {
             .collect();
         let case = Case { state, segments: entry.segments, natives, ..Case::default() };
         case.fitting(version, memory)
+    }
+
+    /// FS and GS base.
+    pub fn segments(&self) -> [u64; 2] {
+        self.segments
     }
 
     /// This case, with what the version's context says.
@@ -250,6 +257,16 @@ pub(super) struct Shadow<'a> {
     /// Depends on the order of stores, if other threads could see it.
     order: Option<u64>,
     in_place: InPlace,
+    /// The machine runs a version's machine code.
+    host: Option<Host<'a>>,
+}
+
+/// What machine code has besides the guest's state.
+#[derive(Clone)]
+struct Host<'a> {
+    /// The addresses of the thread's context. What is written there is no part of the guest's state.
+    context: Range<u64>,
+    natives: &'a FxHashMap<u64, HostNative>,
 }
 
 impl<'a> Shadow<'a> {
@@ -260,11 +277,40 @@ impl<'a> Shadow<'a> {
         in_place.set(Loc::GsBase, case.segments[1]);
         let order = (!version.context.private_memory()).then_some(0);
         let (words, loads) = Default::default();
-        Shadow { case, memory, words, loads, sum: 0, order, in_place }
+        Shadow { case, memory, words, loads, sum: 0, order, in_place, host: None }
+    }
+
+    /// The machine at entry of a version's machine code.
+    pub fn of_host(
+        case: &'a Case,
+        memory: &'a Memory<'a>,
+        version: &Version,
+        context: Range<u64>,
+        natives: &'a FxHashMap<u64, HostNative>,
+    ) -> Shadow<'a> {
+        Shadow { host: Some(Host { context, natives }), ..Shadow::new(case, memory, version) }
+    }
+
+    fn is_context(&self, word: u64) -> bool {
+        self.host.as_ref().is_some_and(|host| host.context.contains(&(word << 3)))
+    }
+
+    /// Writes a word of the context.
+    pub fn write_context(&mut self, address: u64, value: u64) {
+        self.words.insert(address >> 3, value);
+    }
+
+    /// Reads a word of the context.
+    pub fn read_context(&self, address: u64) -> u64 {
+        self.words.get(&(address >> 3)).copied().unwrap_or(0)
     }
 
     fn word(&self, word: u64) -> Option<u64> {
-        self.words.get(&word).copied().or_else(|| self.case.word(word, self.memory))
+        let written = self.words.get(&word).copied();
+        written.or_else(|| match self.is_context(word) {
+            true => Some(0),
+            false => self.case.word(word, self.memory),
+        })
     }
 
     /// Would a load succeed?
@@ -313,7 +359,8 @@ impl Machine for Shadow<'_> {
         let mut value = 0u128;
         for (word, mask, _) in pieces(address, size, 0) {
             let mut content = self.word(word).ok_or(Fault::Load(address))?;
-            let changes = self.case.peer && !self.memory.is_constant(word);
+            let changes =
+                self.case.peer && !self.memory.is_constant(word) && !self.is_context(word);
             if changes && !self.words.contains_key(&word) {
                 let before = self.loads.entry(word).or_default();
                 content ^= before.wrapping_mul(mix(word, 1));
@@ -328,6 +375,13 @@ impl Machine for Shadow<'_> {
     fn store(&mut self, address: u64, size: u32, value: u64) -> Result<(), Fault> {
         if !self.can_store(address, size) {
             return Err(Fault::Store(address));
+        }
+        if self.is_context(address >> 3) {
+            for (word, mask, bits) in pieces(address, size, value) {
+                let old = self.word(word).unwrap_or(0);
+                self.words.insert(word, old & !mask | bits);
+            }
+            return Ok(());
         }
         for (word, mask, bits) in pieces(address, size, value) {
             let old = self.word(word).ok_or(Fault::Store(address))?;
@@ -345,11 +399,17 @@ impl Machine for Shadow<'_> {
     }
 
     fn segment_base(&self, segment: Segment) -> u64 {
-        self.in_place.segment_base(segment)
+        match (&self.host, segment) {
+            (Some(host), Segment::Gs) => host.context.start,
+            _ => self.in_place.segment_base(segment),
+        }
     }
 
     fn get(&mut self, loc: Loc) -> u64 {
-        self.in_place.get(loc)
+        match (&self.host, loc) {
+            (Some(host), Loc::GsBase) => host.context.start,
+            _ => self.in_place.get(loc),
+        }
     }
 
     fn put(&mut self, loc: Loc, value: u64) {
@@ -363,7 +423,23 @@ impl Machine for Shadow<'_> {
         inputs: &[u64],
         outputs: &mut [u64],
     ) -> Result<(), Fault> {
-        run_native(self, native, address, inputs, outputs)
+        let host = self.host.as_ref().and_then(|host| host.natives.get(&native.inst.ip()));
+        let Some(HostNative { guest, inputs: from, outputs: to }) = host else {
+            return run_native(self, native, address, inputs, outputs);
+        };
+        // The guest's instruction, on its registers in its own order; flags come last.
+        let flags = guest.flags_in.then(|| inputs.last().copied()).flatten();
+        let own: SmallVec<[u64; 6]> =
+            from.iter().filter_map(|i| inputs.get(*i).copied()).chain(flags).collect();
+        let mut results: SmallVec<[u64; 4]> = SmallVec::from_elem(0, outputs.len());
+        run_native(self, guest, address, &own, &mut results)?;
+        let (flags, order) = (outputs.len(), to.iter().copied());
+        for (result, at) in results.into_iter().zip(order.chain([flags.saturating_sub(1)])) {
+            if let Some(output) = outputs.get_mut(at) {
+                *output = result;
+            }
+        }
+        Ok(())
     }
 }
 

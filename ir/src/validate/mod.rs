@@ -16,6 +16,7 @@
 //! | --- | --- |
 //! | [`machine`] | guest memory with a case's changes, and digests of states |
 //! | [`solve`] | which change of a case gives a value another content |
+//! | [`lowered`] | the same for machine code, lifted back |
 //! | [`cases`] | the cases: directed ones from a run, and random ones |
 //!
 //! **Data.** A validation owns its cases; guest memory is read, once for each word, and not written.
@@ -27,6 +28,7 @@
 //! state and 60 cases compare 900 states in 1.5 ms.
 
 mod cases;
+mod lowered;
 mod machine;
 mod solve;
 #[cfg(test)]
@@ -40,9 +42,10 @@ use crate::predict::{NativeResults, Registers};
 use crate::random::Rng;
 use crate::reach::Point;
 use crate::setup::Setup;
-use crate::types::AnchorId;
+use crate::types::{AnchorId, Loc};
 use crate::version::{Inst, Version};
 use cases::Cases;
+pub use lowered::{HostNative, Left, Lowered, validate_code};
 use machine::{Case, Memory, Shadow, digest};
 use rustc_hash::FxHashSet;
 use std::fmt;
@@ -140,6 +143,12 @@ struct Passed {
     most: u64,
 }
 
+impl Passed {
+    fn contains(&self, pc: u64, digest: u64) -> bool {
+        self.states.contains(&(pc, digest))
+    }
+}
+
 impl Hooks<Shadow<'_>> for Passed {
     fn at(&mut self, pc: u64, state: &State, machine: &Shadow<'_>) -> bool {
         self.states.insert((pc, digest(state, machine, &[])));
@@ -185,7 +194,7 @@ impl<'m> Hooks<Shadow<'m>> for Watch<'_> {
         let is_right = || {
             let faults =
                 stores.iter().any(|(address, size, _)| !machine.can_store(*address, *size));
-            !faults && self.passed.states.contains(&(pc, digest(state, machine, stores)))
+            !faults && self.passed.contains(pc, digest(state, machine, stores))
         };
         if self.wrong.is_none() && !is_right() {
             self.wrong = Some(self.seen);
@@ -218,18 +227,26 @@ struct Validation<'a> {
 /// # Errors
 /// They do not agree.
 pub fn validate(subject: Subject<'_>, limits: Limits) -> Result<Report, Box<Disagreement>> {
-    let mut validation = Validation::new(subject);
+    walk(Validation::new(subject), limits, Validation::compare)
+}
+
+/// Goes through the cases.
+fn walk<'a>(
+    mut validation: Validation<'a>,
+    limits: Limits,
+    mut compare: impl FnMut(&mut Validation<'a>, &Case) -> Result<(), Box<Disagreement>>,
+) -> Result<Report, Box<Disagreement>> {
     let built = validation.subject.built;
     let first =
         Case::new(&validation.subject.entry, validation.subject.results, built, &validation.memory);
     let mut rng = Rng::new(built.region);
     let (first, whole) = cases::on_path(&mut validation, first);
     validation.report.whole = whole;
-    validation.compare(&first)?;
+    compare(&mut validation, &first)?;
     let mut cases = Cases::new(&mut validation, &first, &mut rng);
     while validation.report.cases < limits.cases && validation.report.steps < limits.steps {
         let Some(case) = cases.next(&validation, &first, &mut rng) else { break };
-        validation.compare(&case)?;
+        compare(&mut validation, &case)?;
     }
     let optimised = validation.subject.optimised;
     let insts = optimised.blocks.iter().flat_map(|b| &b.insts);
@@ -335,7 +352,7 @@ impl<'a> Validation<'a> {
         if wrong.is_none() {
             match &left {
                 Ok(Leave::Anchor { pc, .. }) => {
-                    if passed.states.contains(&(*pc, digest(&state, &machine, &[]))) {
+                    if passed.contains(*pc, digest(&state, &machine, &[])) {
                         return None;
                     }
                 }
@@ -344,6 +361,49 @@ impl<'a> Validation<'a> {
             }
         }
         Some((wrong, self.describe(version, case, wrong)))
+    }
+
+    /// The nearest state that `base` passes at this pc, in words: registers and flags only.
+    fn nearest(&mut self, case: &Case, (pc, state): (u64, &State)) -> String {
+        struct Nearest<'s> {
+            pc: u64,
+            state: &'s State,
+            differing: Option<Vec<String>>,
+        }
+        impl Nearest<'_> {
+            fn look(&mut self, pc: u64, state: &State) {
+                let locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index);
+                let value = |state: &State, loc| state.get(loc).unwrap_or(0);
+                let differing: Vec<String> = locs
+                    .map(|loc| (loc, value(state, loc), value(self.state, loc)))
+                    .filter(|(_, base, ours)| base != ours)
+                    .map(|(loc, base, ours)| format!("{loc}: base {base:#x}, code {ours:#x}"))
+                    .collect();
+                let best = self.differing.as_ref().map_or(usize::MAX, Vec::len);
+                if pc == self.pc && differing.len() < best {
+                    self.differing = Some(differing);
+                }
+            }
+        }
+        impl Hooks<Shadow<'_>> for Nearest<'_> {
+            fn at(&mut self, pc: u64, state: &State, _machine: &Shadow<'_>) -> bool {
+                self.look(pc, state);
+                false
+            }
+        }
+        let mut nearest = Nearest { pc, state, differing: None };
+        let mut machine = Shadow::new(case, &self.memory, self.subject.built);
+        let (mut at, mut steps) = (case.state.clone(), 1_000_000);
+        let (head, code) = (self.subject.built.region, &mut *self.subject.code);
+        let left = run_base(code, head, &mut at, &mut machine, &mut nearest, &mut steps);
+        if let Ok(Leave::Goto(to)) = left {
+            nearest.look(to, &at);
+        }
+        match nearest.differing {
+            None => "it never comes there".to_string(),
+            Some(differing) if differing.is_empty() => "memory differs".to_string(),
+            Some(differing) => differing.join("; "),
+        }
     }
 
     /// In which way the state is wrong in which the version leaves, or would at an opportunity.

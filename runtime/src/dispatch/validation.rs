@@ -1,7 +1,8 @@
 //! `--verify-traces`: a trace is compared with the recorded blocks before it is published
 //! ([`dynasour_ir::validate`]).
 //!
-//! A trace that does not do what was recorded is a fault of the translator, so the process ends with
+//! First the optimised version is compared, then its machine code, lifted back. A trace that does not do
+//! what was recorded is a fault of the translator, so the process ends with
 //! [`FAULT`] and a report: what differs, in which state, after which passes, and a file from which
 //! `dynasour ir` shows it again.
 //!
@@ -18,14 +19,15 @@
 
 use crate::kernel::process::exit;
 use crate::observe::certificate::Certificate;
+use dynasour_emitter::codegen::{CompiledCode, LiftedCode};
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::eval::check::Code;
 use dynasour_ir::opt::OptOptions;
-use dynasour_ir::validate::{Disagreement, Limits, Subject, blame, validate};
+use dynasour_ir::predict::NativeResults;
+use dynasour_ir::validate::{Disagreement, Limits, Subject, blame, validate, validate_code};
 use dynasour_ir::{Region, Version};
 use dynasour_tracer::{Path, Step};
 use rustc_hash::FxHashMap;
-use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Instant;
@@ -48,92 +50,108 @@ impl Code for Recorded {
     }
 }
 
-/// A trace, and what it was made from.
-pub struct Made<'a> {
+/// What a trace was made from.
+pub struct Recording<'a> {
     pub path: &'a Path,
+    /// The version before the passes.
     pub built: &'a Version,
-    pub optimised: &'a Version,
-    /// The passes that ran, and their options.
-    pub passes: &'a [&'static str],
-    pub options: &'a OptOptions<'a>,
-    /// What the passes took for constant memory.
-    pub constants: &'a RefCell<Vec<(u64, u32)>>,
+    /// What its natives were observed to compute.
+    pub results: &'a NativeResults,
+    /// Address and size of what the passes took for constant memory.
+    pub constants: &'a [(u64, u32)],
     pub read: fn(u64, u32) -> Option<u64>,
 }
 
-impl Made<'_> {
-    fn subject<'s>(
-        &'s self,
-        code: &'s mut Recorded,
-        read: &'s fn(u64, u32) -> Option<u64>,
-        constants: &'s [(u64, u32)],
-    ) -> Subject<'s> {
+/// The result of a comparison, unless it is a complaint: then the process ends.
+pub fn or_end(compared: Result<Certificate, String>) -> Certificate {
+    compared.unwrap_or_else(|complaint| {
+        eprint!("{complaint}");
+        exit(FAULT)
+    })
+}
+
+impl Recording<'_> {
+    fn subject<'s>(&'s self, code: &'s mut Recorded, optimised: &'s Version) -> Subject<'s> {
         let length = |steps: &[Step]| steps.iter().map(|step| u64::from(step.block.count)).sum();
         let others = self.path.others.iter().map(|steps| length(steps)).max().unwrap_or(0);
         Subject {
             code,
             built: self.built,
-            optimised: self.optimised,
+            optimised,
             entry: *self.path.entry,
-            results: &self.options.native_results,
-            read,
-            constants,
+            results: self.results,
+            read: &self.read,
+            constants: self.constants,
             length: u64::max(length(&self.path.steps), others),
         }
     }
 
-    /// Compares the trace with the recorded blocks. Does not return if they disagree.
-    pub fn certify_or_end(&self) -> Certificate {
-        self.certify().unwrap_or_else(|complaint| {
-            eprint!("{complaint}");
-            exit(FAULT)
-        })
-    }
-
-    /// Compares the trace with the recorded blocks.
+    /// Compares the trace with the recorded blocks. `passes` have made it, with these options.
     ///
     /// # Errors
     /// They disagree: the report.
-    fn certify(&self) -> Result<Certificate, String> {
+    pub fn certify(
+        &self,
+        optimised: &Version,
+        passes: &[&'static str],
+        options: &OptOptions,
+    ) -> Result<Certificate, String> {
         let since = Instant::now();
         let mut code = Recorded::of(self.path);
-        let constants = self.constants.borrow().clone();
-        match validate(self.subject(&mut code, &self.read, &constants), Limits::default()) {
+        match validate(self.subject(&mut code, optimised), Limits::default()) {
             Ok(report) => Ok(Certificate::new(report, since.elapsed())),
             Err(disagreement) => {
-                let subject = self.subject(&mut code, &self.read, &constants);
-                let passes = blame(subject, &disagreement, self.passes, self.options);
-                Err(self.complaint(&disagreement, passes.as_deref()))
+                let subject = self.subject(&mut code, optimised);
+                let blamed = match blame(subject, &disagreement, passes, options).as_deref() {
+                    Some([]) => "it is wrong as it was built, before any pass".to_string(),
+                    Some(passes) => format!("the passes that show it: {}", passes.join(",")),
+                    None => format!("only all passes together show it: {}", passes.join(",")),
+                };
+                Err(self.complaint(optimised, &disagreement, &blamed))
             }
         }
     }
 
+    /// Compares the trace's machine code with the recorded blocks. `None` if it cannot be compared
+    /// ([`LiftedCode`]).
+    pub fn certify_code(
+        &self,
+        optimised: &Version,
+        code: &CompiledCode,
+    ) -> Option<Result<Certificate, String>> {
+        let since = Instant::now();
+        let mut lifted = LiftedCode::new(code, optimised)?;
+        let mut recorded = Recorded::of(self.path);
+        let subject = self.subject(&mut recorded, optimised);
+        Some(match validate_code(subject, &mut lifted, Limits::default()) {
+            Ok(report) => Ok(Certificate::new(report, since.elapsed())),
+            Err(disagreement) => {
+                let blamed = "its version is right, its code is wrong: see --log code";
+                Err(self.complaint(optimised, &disagreement, blamed))
+            }
+        })
+    }
+
     /// The report of a disagreement.
-    fn complaint(&self, disagreement: &Disagreement, passes: Option<&[&'static str]>) -> String {
-        let Made { built, optimised, .. } = self;
-        let (name, head) = (&built.name, built.region);
+    fn complaint(&self, optimised: &Version, disagreement: &Disagreement, blamed: &str) -> String {
+        let (name, head) = (&self.built.name, self.built.region);
         let mut out = format!(
             "dynasour: trace {name} of {head:#x} does not do what was recorded: {disagreement}\n"
         );
-        let blamed = match passes {
-            Some([]) => "it is wrong as it was built, before any pass".to_string(),
-            Some(passes) => format!("the passes that show it: {}", passes.join(",")),
-            None => format!("only all passes together show it: {}", self.passes.join(",")),
-        };
         let _ = writeln!(out, "dynasour: {blamed}");
         let wrong = if disagreement.built { name.clone() } else { format!("{name}opt") };
         let _ = writeln!(
             out,
-            "dynasour: the lines that follow are a file; `dynasour ir diff FILE base {wrong} --forks 1000` \
-             shows it again"
+            "dynasour: the lines that follow are a file for `dynasour ir diff FILE base {wrong} --forks \
+             1000`, with the recorded blocks, the versions, and the state"
         );
         let mut blocks: Vec<_> = Recorded::of(self.path).0.into_iter().collect();
         blocks.sort_by_key(|(pc, _)| (*pc != head, *pc));
         for (pc, block) in blocks {
             let mut region = Region::new(pc);
             if pc == head {
-                let renamed = Version { name: format!("{name}opt"), ..(*optimised).clone() };
-                region.versions.extend([(*built).clone(), renamed]);
+                let renamed = Version { name: format!("{name}opt"), ..optimised.clone() };
+                region.versions.extend([self.built.clone(), renamed]);
             }
             region.versions.push(block.version.clone());
             let _ = write!(out, "{region}");
@@ -153,6 +171,7 @@ mod tests {
     use dynasour_ir::{Context, Fact, Op};
     use dynasour_tracer::policy::DefaultPolicy;
     use dynasour_tracer::{TraceShape, build};
+    use std::sync::LazyLock;
 
     const HEAD: u64 = 0x40_1000;
 
@@ -177,16 +196,13 @@ mod tests {
     }
 
     fn certify(path: &Path, built: &Version, optimised: &Version) -> Result<Certificate, String> {
-        let made = Made {
-            path,
-            built,
-            optimised,
-            passes: PIPELINE,
-            options: &OptOptions::default(),
-            constants: &RefCell::default(),
-            read: |address, _| Some(address ^ 0x55),
-        };
-        made.certify()
+        recording(path, built).certify(optimised, PIPELINE, &OptOptions::default())
+    }
+
+    fn recording<'a>(path: &'a Path, built: &'a Version) -> Recording<'a> {
+        static RESULTS: LazyLock<NativeResults> = LazyLock::new(NativeResults::default);
+        let read = |address, _| Some(address ^ 0x55);
+        Recording { path, built, results: &RESULTS, constants: &[], read }
     }
 
     #[test]

@@ -116,8 +116,9 @@ pub struct Fragment {
     pub moves: u32,
     /// Nanoseconds that making it took.
     pub compile_ns: CompileTimes,
-    /// What was compared with the recorded code, with `--verify-traces`.
-    pub certificate: Option<Certificate>,
+    /// What was compared with the recorded code, with `--verify-traces`: of the version, and of its machine
+    /// code.
+    pub certificates: [Option<Certificate>; 2],
     /// Number of times that it was entered.
     pub entered: u64,
     /// If it is a loop: number of times that the loop's head was reached, from the entry and by the

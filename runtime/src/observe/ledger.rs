@@ -43,8 +43,8 @@ pub struct Made<'a> {
     pub times: CompileTimes,
     /// The text of the version as built, with `--count-detail`.
     pub built: Option<String>,
-    /// What was compared, with `--verify-traces`.
-    pub certificate: Option<Certificate>,
+    /// What was compared, with `--verify-traces`: of the version, and of its code.
+    pub certificates: [Option<Certificate>; 2],
     pub alias_guards: bool,
 }
 
@@ -114,7 +114,7 @@ impl Ledger {
             assumes_operands: guest.assumes_operands,
         });
         entry.fragment.compile_ns = made.times;
-        entry.fragment.certificate = made.certificate;
+        entry.fragment.certificates = made.certificates;
         let expressions = Expressions::new(made.version);
         let mut guards = Vec::new();
         for (n, site) in
@@ -186,7 +186,7 @@ impl Ledger {
                 spill_slots: fragment.spill_slots,
                 moves: fragment.hot_moves,
                 compile_ns: CompileTimes::default(),
-                certificate: None,
+                certificates: [None; 2],
                 entered: 0,
                 iterations: None,
                 guards: Vec::new(),

@@ -103,6 +103,8 @@ pub struct Stats {
     pub compile_nanoseconds: u64,
     /// What `--verify-traces` has compared.
     pub verified: Verified,
+    /// The same of machine code.
+    pub verified_code: Verified,
     /// Recorded paths that the helper thread compiled, whatever became of them.
     pub helped: u64,
     /// Nanoseconds that it spent on that.
@@ -283,17 +285,23 @@ impl Stats {
         row("links", self.links.to_string());
         row("code bytes", self.code_bytes.to_string());
         row("compile time (ms)", format!("{:.1}", self.compile_nanoseconds as f64 / 1e6));
-        if self.verified.traces > 0 {
+        for (what, verified) in [("traces", self.verified), ("code of traces", self.verified_code)]
+        {
             let Verified { traces, whole, cases, states, guards: [guards, held, failed], .. } =
-                self.verified;
-            row("traces verified", traces.to_string());
+                verified;
+            if traces == 0 {
+                continue;
+            }
+            row(&format!("{what} verified"), traces.to_string());
             row("  executed to the end", whole.to_string());
             row("  entry states", cases.to_string());
             row("  states compared", states.to_string());
-            row("  guards", guards.to_string());
-            row("    that held", held.to_string());
-            row("    that failed", failed.to_string());
-            row("  time (ms)", format!("{:.1}", self.verified.nanoseconds as f64 / 1e6));
+            if what == "traces" {
+                row("  guards", guards.to_string());
+                row("    that held", held.to_string());
+                row("    that failed", failed.to_string());
+            }
+            row("  time (ms)", format!("{:.1}", verified.nanoseconds as f64 / 1e6));
         }
         row("paths for the helper thread", self.helped.to_string());
         row("  its time (ms)", format!("{:.1}", self.helper_nanoseconds as f64 / 1e6));

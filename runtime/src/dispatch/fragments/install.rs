@@ -59,8 +59,28 @@ pub struct Plan {
     assumptions: Vec<Assumption>,
     /// The text of the version as built, if the ledger of a counting run wants it.
     built: Option<String>,
-    /// What was compared, with `--verify-traces`.
-    certificate: Option<Certificate>,
+    /// What was compared, with `--verify-traces`: of the version, and of its code.
+    certificates: [Option<Certificate>; 2],
+    /// What the code is to be compared with.
+    original: Option<Original>,
+}
+
+/// A version before the passes, and what they were told.
+struct Original {
+    built: Version,
+    constants: Vec<(u64, u32)>,
+    results: NativeResults,
+}
+
+impl Original {
+    fn recording<'a>(
+        &'a self,
+        path: &'a Path,
+        read: fn(u64, u32) -> Option<u64>,
+    ) -> validation::Recording<'a> {
+        let Original { built, constants, results } = self;
+        validation::Recording { path, built, results, constants, read }
+    }
 }
 
 /// A version as it was built.
@@ -144,7 +164,8 @@ impl Fragments {
             times: CompileTimes::default(),
             assumptions: Vec::new(),
             built: None,
-            certificate: None,
+            certificates: [None; 2],
+            original: None,
         })
     }
 
@@ -184,7 +205,7 @@ impl Fragments {
                 from,
                 times: plan.times,
                 built: plan.built,
-                certificate: plan.certificate,
+                certificates: plan.certificates,
                 alias_guards,
             },
         );
@@ -230,9 +251,9 @@ impl Fragments {
         self.stats.trace_instructions += path.instructions();
         self.stats.code_bytes += size;
         self.stats.compile_nanoseconds += plan.times.compiling();
-        if let Some(certificate) = plan.certificate {
-            self.stats.verified.add(&certificate);
-        }
+        let [version, code] = plan.certificates;
+        version.iter().for_each(|certificate| self.stats.verified.add(certificate));
+        code.iter().for_each(|certificate| self.stats.verified_code.add(certificate));
         self.links_changed();
         Ok(())
     }
@@ -326,19 +347,28 @@ impl Plan {
         }
         if let Some(built) = built {
             let passes: Vec<&str> = ran.passes.iter().map(|pass| pass.name).collect();
-            let (optimised, options, constants) = (&version, &options, &constants);
-            let made = validation::Made {
-                path,
-                built: &built,
-                optimised,
-                passes: &passes,
-                options,
-                constants,
-                read,
-            };
-            self.certificate = Some(made.certify_or_end());
+            let constants = constants.borrow().clone();
+            let original = Original { built, constants, results: options.native_results.clone() };
+            let recording = original.recording(path, read);
+            let compared = recording.certify(&version, &passes, &options);
+            self.certificates[0] = Some(validation::or_end(compared));
+            self.original = Some(original);
         }
         Ok(version)
+    }
+
+    /// Compares the code that [`Plan::code`] has made with the recorded path, with `--verify-traces`. Does not
+    /// return if they disagree.
+    pub fn verify_code(
+        &mut self,
+        version: &Version,
+        code: &CompiledCode,
+        path: &Path,
+        read: fn(u64, u32) -> Option<u64>,
+    ) {
+        let Some(original) = self.original.take() else { return };
+        let compared = original.recording(path, read).certify_code(version, code);
+        self.certificates[1] = compared.map(validation::or_end);
     }
 
     /// Generates the version's code for the state of the plan's exit. If that cannot be done, or if

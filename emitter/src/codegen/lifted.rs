@@ -1,0 +1,272 @@
+//! Compiled code lifted back into IR, so that it can be compared with what was recorded
+//! ([`dynasour_ir::validate`]): by the lifter that lifts guest code, as if the code stood at an address.
+//!
+//! This checks selection, allocation, encoding and the records of exits together, and shares none of
+//! their code: only the lifter and [`Record::apply`](crate::record::Record::apply), which the runtime uses, too.
+//!
+//! The code begins behind the instructions that load the extended state, because the model has no extended state apart from
+//! its place. It ends where it goes to the runtime, or to another fragment: at an unlinked end, a
+//! record, or the tail of an indirect end.
+//!
+//! **Data.** [`LiftedCode`] borrows the code and owns what was lifted. **Limits.** Code that counts, and
+//! side traces, which begin in an exit's state, are not lifted. One thread uses it; no lock.
+//!
+//! ```text
+//! HOT + entry     add rax, rbx; …; jne COLD + 8        COLD + 8   gs:[exit_site] = 0; jmp LEAVE_RAW
+//! ```
+
+use crate::codegen::compiled::{At, CompiledCode};
+use crate::codegen::encoded::{Encoded, EncodedGuard, Target};
+use dynasour_guest::context::{SCRATCH_WORDS, ThreadContext, offset};
+use dynasour_guest::decode::Fetch;
+use dynasour_guest::lift::{LiftedBlock, MAX_BLOCK, lift_block};
+use dynasour_ir::eval::State;
+use dynasour_ir::eval::check::Code;
+use dynasour_ir::semantics::ARITH_FLAGS;
+use dynasour_ir::validate::{HostNative, Left, Lowered};
+use dynasour_ir::{BlockId, Op, Version};
+use rustc_hash::FxHashMap;
+use std::ops::Range;
+
+/// Where the hot code stands. All these addresses are near each other, and no guest has memory there.
+const HOT: u64 = 0x7fff_8000_0000;
+/// Where the cold code stands.
+const COLD: u64 = HOT + 0x1000_0000;
+/// Where code leaves with raw registers.
+const LEAVE_RAW: u64 = HOT + 0x2000_0000;
+/// Where it leaves with canonical registers.
+const LEAVE_CANONICAL: u64 = LEAVE_RAW + 0x100;
+/// The thread's context, and a page behind it for words that code counts in.
+const CONTEXT: Range<u64> = HOT + 0x3000_0000
+    ..HOT + 0x3000_0000 + (size_of::<ThreadContext>() as u64).next_multiple_of(4096) + 4096;
+/// The words that code counts in.
+const WORDS: u64 = CONTEXT.end - 4096;
+
+/// Bytes of a `jcc` with a field of four bytes.
+const JCC: usize = 6;
+
+/// The bytes of code at its address.
+struct Image {
+    hot: Vec<u8>,
+    cold: Vec<u8>,
+}
+
+impl Image {
+    fn of(code: &Encoded) -> Image {
+        let mut image = Image { hot: code.hot.clone(), cold: code.cold.clone() };
+        for relocation in &code.relocations {
+            let (bytes, base) = match relocation.cold {
+                true => (&mut image.cold, COLD),
+                false => (&mut image.hot, HOT),
+            };
+            let at = relocation.at as usize;
+            let end = base + u64::from(relocation.at) + 4;
+            let value = match relocation.target {
+                Target::Exit(site) => site,
+                target => address(target, code).wrapping_sub(end) as u32,
+            };
+            if let Some(field) = bytes.get_mut(at..at + 4) {
+                field.copy_from_slice(&value.to_le_bytes());
+            }
+        }
+        image
+    }
+}
+
+impl Image {
+    /// The address of a guard's jump, and where control goes when the guard fails.
+    fn way_out(&self, guard: &EncodedGuard) -> (u64, u64) {
+        let behind = guard.at as usize + JCC;
+        let field = self.hot.get(behind - 4..behind).and_then(|field| field.try_into().ok());
+        let distance =
+            if guard.back_edge { 0 } else { i32::from_le_bytes(field.unwrap_or_default()) };
+        let out = (HOT + behind as u64).wrapping_add_signed(distance.into());
+        (HOT + u64::from(guard.at), out)
+    }
+}
+
+/// The address of what a relocation refers to.
+fn address(target: Target, code: &Encoded) -> u64 {
+    match target {
+        Target::Block(b) => At::of_block(code, b).address((HOT, COLD)),
+        Target::Unlinked(site) => COLD + u64::from(code.unlinked_stub(site)),
+        Target::Hot(at) => HOT + u64::from(at),
+        Target::Cold(at) => COLD + u64::from(at),
+        Target::Restored(site) => {
+            let end = code.ends.iter().find(|end| end.site == site);
+            COLD + end.and_then(|end| end.borrowed).map_or(0, |(_, restored)| u64::from(restored))
+        }
+        Target::LeaveRaw => LEAVE_RAW,
+        Target::LeaveCanonical => LEAVE_CANONICAL,
+        Target::Address(_) | Target::Word(_) => WORDS,
+        Target::Exit(_) => 0,
+    }
+}
+
+impl Fetch for Image {
+    fn fetch(&self, addr: u64, buf: &mut [u8]) -> usize {
+        let (bytes, start) = if addr < COLD { (&self.hot, HOT) } else { (&self.cold, COLD) };
+        let offset = usize::try_from(addr.wrapping_sub(start)).unwrap_or(usize::MAX);
+        let rest = bytes.get(offset..).unwrap_or(&[]);
+        let n = rest.len().min(buf.len());
+        buf[..n].copy_from_slice(&rest[..n]);
+        n
+    }
+}
+
+/// Compiled code, lifted as far as it was executed.
+pub struct LiftedCode<'c> {
+    code: &'c CompiledCode,
+    version: &'c Version,
+    image: Image,
+    blocks: FxHashMap<u64, LiftedBlock>,
+    natives: FxHashMap<u64, HostNative>,
+    heads: Vec<(u64, u64)>,
+    ways: FxHashMap<u64, u64>,
+}
+
+impl<'c> LiftedCode<'c> {
+    /// The code of a version. `None` for code that cannot be compared.
+    pub fn new(code: &'c CompiledCode, version: &'c Version) -> Option<LiftedCode<'c>> {
+        let encoded = &code.encoded;
+        let counts = encoded.relocations.iter().any(|r| matches!(r.target, Target::Word(_)));
+        if counts || !code.has_checked_entry {
+            return None;
+        }
+        let heads = encoded.polls.iter().map(|(_, landing, block)| {
+            (At::of_block(encoded, *block).address((HOT, COLD)), COLD + u64::from(*landing))
+        });
+        let image = Image::of(encoded);
+        let faults = encoded.faults.iter().filter_map(|(at, site)| {
+            let cold = code.sites.get(site.0 as usize)?.cold?;
+            Some((HOT + u64::from(*at), cold.address((HOT, COLD))))
+        });
+        let ways = encoded.guards.iter().map(|guard| image.way_out(guard)).chain(faults);
+        let ways = ways.collect();
+        let mut lifted = LiftedCode {
+            code,
+            version,
+            image,
+            blocks: FxHashMap::default(),
+            natives: FxHashMap::default(),
+            heads: heads.collect(),
+            ways,
+        };
+        lifted.find_natives();
+        Some(lifted)
+    }
+
+    /// Relates the natives of the version with their instructions in the code.
+    fn find_natives(&mut self) {
+        for &(at, ip) in &self.code.encoded.natives {
+            let at = HOT + u64::from(at);
+            let block = lift_block(at, &self.image, 1);
+            let host = block.version.blocks[BlockId(0).index()]
+                .insts
+                .iter()
+                .find(|inst| inst.op == Op::Native)
+                .and_then(|inst| block.version.natives.get(inst.native?.index()));
+            let guest = self.version.natives.iter().find(|native| native.inst.ip() == ip);
+            let Some((host, guest)) = host.zip(guest) else { continue };
+            let inputs = guest.gpr_in.iter().map(|g| host.gpr_in.iter().position(|h| h == g));
+            let outputs = guest.gpr_out.iter().map(|g| host.gpr_out.iter().position(|h| h == g));
+            if let (Some(inputs), Some(outputs)) = (inputs.collect(), outputs.collect()) {
+                self.natives.insert(at, HostNative { guest: guest.clone(), inputs, outputs });
+            }
+        }
+    }
+
+    fn site(
+        &self,
+        load: &dyn Fn(u64) -> u64,
+    ) -> Result<(usize, &super::compiled::CompiledSite), String> {
+        let number = (load(CONTEXT.start + offset::EXIT_SITE as u64) & 0xffff_ffff) as usize;
+        let site = self.code.sites.get(number);
+        site.map(|site| (number, site)).ok_or_else(|| format!("there is no exit {number}"))
+    }
+}
+
+impl Code for LiftedCode<'_> {
+    fn block(&mut self, pc: u64) -> Option<&Version> {
+        let is_tail = self.code.encoded.tails.iter().any(|t| HOT + u64::from(t.start) == pc);
+        if is_tail || !(HOT..LEAVE_RAW).contains(&pc) {
+            return None;
+        }
+        let image = &self.image;
+        let block = self.blocks.entry(pc).or_insert_with(|| lift_block(pc, image, MAX_BLOCK));
+        Some(&block.version)
+    }
+}
+
+impl Lowered for LiftedCode<'_> {
+    fn entry(&self) -> u64 {
+        HOT + u64::from(self.code.encoded.inside.1)
+    }
+
+    fn context(&self) -> Range<u64> {
+        CONTEXT
+    }
+
+    fn enter(&self, state: &State, [fs, gs]: [u64; 2]) -> Vec<(u64, u64)> {
+        let word = |at: usize, value: u64| (CONTEXT.start + at as u64, value);
+        let saves = self.code.registers.saves.iter().map(|&(register, slot)| {
+            let value = state.gpr[usize::from(register)];
+            word(offset::SCRATCH + 8 * usize::from(slot), value)
+        });
+        let mut words: Vec<(u64, u64)> = saves.collect();
+        words.push(word(offset::FS_BASE, fs));
+        words.push(word(offset::GS_BASE, gs));
+        words.push(word(offset::THIS, CONTEXT.start));
+        words
+    }
+
+    fn heads(&self) -> &[(u64, u64)] {
+        &self.heads
+    }
+
+    fn natives(&self) -> &FxHashMap<u64, HostNative> {
+        &self.natives
+    }
+
+    fn ways(&self) -> &FxHashMap<u64, u64> {
+        &self.ways
+    }
+
+    fn leave(&self, at: u64, state: &State, load: &dyn Fn(u64) -> u64) -> Result<Left, String> {
+        let as_it_is = |pc| Left { pc, state: state.clone(), stores: Vec::new() };
+        let next_pc = || load(CONTEXT.start + offset::NEXT_PC as u64);
+        match at {
+            LEAVE_CANONICAL => {
+                let (_, site) = self.site(load)?;
+                Ok(as_it_is(site.target.unwrap_or_else(next_pc)))
+            }
+            LEAVE_RAW => {
+                let (number, site) = self.site(load)?;
+                let record = site.record.and_then(|r| self.code.records.get(r as usize));
+                let record = record.ok_or_else(|| format!("exit {number} has no record"))?;
+                let mut context = ThreadContext::new();
+                context.raw = state.gpr;
+                context.raw_flags = state.flags;
+                context.fs_base = load(CONTEXT.start + offset::FS_BASE as u64);
+                context.gs_base = load(CONTEXT.start + offset::GS_BASE as u64);
+                let slots = (self.code.registers.end_of_slots as usize).min(SCRATCH_WORDS);
+                for (i, slot) in context.scratch.iter_mut().enumerate().take(slots) {
+                    *slot = load(CONTEXT.start + (offset::SCRATCH + 8 * i) as u64);
+                }
+                let stores = record.apply(&mut context);
+                let stores = stores.into_iter().map(|s| (s.address, s.size, s.value)).collect();
+                let state = State { gpr: context.gpr, flags: context.rflags & ARITH_FLAGS };
+                Ok(Left { pc: context.rip, state, stores })
+            }
+            at if self.code.encoded.tails.iter().any(|t| HOT + u64::from(t.start) == at) => {
+                Ok(as_it_is(next_pc()))
+            }
+            at => {
+                Err(format!("the code goes to {:#x}, where there is nothing", at.wrapping_sub(HOT)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

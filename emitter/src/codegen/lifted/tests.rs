@@ -1,0 +1,224 @@
+//! Lifted code does what its version does, and broken code is found.
+
+use super::*;
+use crate::codegen::{self, Allocator};
+use crate::emitter::{Config, Emitter, EntryState};
+use crate::record::{Location, Node, Record};
+use dynasour_ir::Native;
+use dynasour_ir::eval::{Machine, ModelMachine};
+use dynasour_ir::opt::{OptOptions, optimise_with};
+use dynasour_ir::predict::{NativeResults, Registers};
+use dynasour_ir::random::cases::{Case, case, passes};
+use dynasour_ir::random::program::Program;
+use dynasour_ir::random::{Rng, generate};
+use dynasour_ir::validate::{Disagreement, Limits, Report, Subject, validate_code};
+use std::cell::RefCell;
+
+/// Guest instructions of the longest path that a random trace is made of.
+const LENGTH: u64 = 200;
+
+/// Compares code with the recorded blocks. `None` if it cannot be compared.
+fn agrees(
+    program: &mut Program,
+    case: &Case,
+    version: &Version,
+    code: &CompiledCode,
+) -> Option<Result<Report, Box<Disagreement>>> {
+    let (state, machine) = &case.states[0];
+    let machine: RefCell<ModelMachine> = RefCell::new(machine.clone());
+    let read = |address: u64, size: u32| machine.borrow_mut().load(address, size).ok();
+    let subject = Subject {
+        code: program,
+        built: &case.trace,
+        optimised: version,
+        entry: Registers { gpr: state.gpr, rflags: state.flags, segments: [0; 2] },
+        results: &NativeResults::default(),
+        read: &read,
+        constants: &[],
+        length: LENGTH,
+    };
+    let mut lifted = LiftedCode::new(code, version)?;
+    Some(validate_code(subject, &mut lifted, Limits::default()))
+}
+
+/// The optimised traces of random programs, compiled.
+fn each(
+    seeds: std::ops::Range<u64>,
+    mut f: impl FnMut(u64, &mut Program, &Case, &Version, CompiledCode),
+) {
+    let emitter =
+        Emitter::new(Config { cache_size: 1 << 20, ..Config::default() }).expect("memory");
+    let mut allocator = Allocator::default();
+    for seed in seeds {
+        let mut program = generate::program(&mut Rng::new(seed));
+        for head in generate::heads(&program) {
+            let Some(case) = case(&mut program, head, seed) else { continue };
+            // The small guest simplifies natives that use registers.
+            let is_simple = |n: &Native| n.gpr_in.is_empty() && n.gpr_out.is_empty();
+            if !case.trace.natives.iter().all(|n| is_simple(n) && !n.flags_out) {
+                continue;
+            }
+            let mut version = case.trace.clone();
+            let names: Vec<&str> = passes(&mut Rng::new(!seed ^ head))
+                .into_iter()
+                .filter(|n| *n != "monitor")
+                .collect();
+            optimise_with(&mut version, &names, &OptOptions::default());
+            let request =
+                emitter.request(version.region, EntryState::Canonical).expect("a request");
+            if let Ok(code) = codegen::compile(&version, &request, &mut allocator) {
+                f(seed, &mut program, &case, &version, code);
+            }
+        }
+    }
+}
+
+#[test]
+fn code_does_what_was_recorded() {
+    let (mut traces, mut states, mut whole) = (0, 0, 0);
+    each(0..200, |seed, program, case, version, code| {
+        let Some(result) = agrees(program, case, version, &code) else { return };
+        let report = result.unwrap_or_else(|wrong| {
+            if let Some(at) =
+                std::env::var("AT").ok().and_then(|a| u64::from_str_radix(&a, 16).ok())
+            {
+                let l = LiftedCode::new(&code, version).unwrap();
+                eprintln!("{}", lift_block(at, &l.image, 3).version);
+            }
+            panic!("seed {seed}: {wrong}\n{}{}{version}", wrong.setup, case.trace)
+        });
+        traces += 1;
+        states += report.states;
+        whole += u64::from(report.whole);
+    });
+    assert!(traces > 300 && states > 20 * traces && 10 * whole > 8 * traces, "{traces} {states}");
+}
+
+/// A fault in code: what it is, and whether there was a place for it.
+type Fault = (&'static str, fn(&mut CompiledCode, &mut Rng) -> bool);
+
+/// An element that a fault may hit.
+fn one<'a, T>(items: &'a mut [T], rng: &mut Rng) -> Option<&'a mut T> {
+    if items.is_empty() { None } else { Some(&mut items[rng.below(items.len())]) }
+}
+
+/// A record that an exit uses, in which the fault is to be.
+fn record<'c>(code: &'c mut CompiledCode, rng: &mut Rng) -> Option<&'c mut Record> {
+    one(&mut code.records, rng).filter(|record| !record.locations.is_empty())
+}
+
+const FAULTS: [Fault; 10] = [
+    ("a bit of the hot code", |code, rng| {
+        let start = code.encoded.inside.1 as usize;
+        let byte = one(&mut code.encoded.hot[start..], rng);
+        byte.is_some_and(|byte| {
+            *byte ^= 1 << rng.below(8);
+            true
+        })
+    }),
+    ("a jump of the hot code", |code, rng| {
+        let blocks = code.encoded.blocks.len();
+        let mut jumps: Vec<_> = code
+            .encoded
+            .relocations
+            .iter_mut()
+            .filter(|r| !r.cold && matches!(r.target, Target::Block(_)))
+            .collect();
+        one(&mut jumps, rng).is_some_and(|jump| {
+            let before = jump.target;
+            jump.target = Target::Block(rng.below(blocks));
+            jump.target != before
+        })
+    }),
+    ("the number of an exit", |code, rng| {
+        let sites = code.sites.len() as u32;
+        let mut numbers: Vec<_> = code
+            .encoded
+            .relocations
+            .iter_mut()
+            .filter(|r| matches!(r.target, Target::Exit(_)))
+            .collect();
+        one(&mut numbers, rng).is_some_and(|number| {
+            let before = number.target;
+            number.target = Target::Exit(rng.below(sites as usize) as u32);
+            number.target != before
+        })
+    }),
+    ("the pc of an exit", |code, rng| {
+        record(code, rng).is_some_and(|record| {
+            let node = &mut record.nodes[usize::from(record.target)];
+            let Node::Const(pc) = node else { return false };
+            *pc += 16;
+            true
+        })
+    }),
+    ("a location of a record", |code, rng| {
+        record(code, rng).is_some_and(|record| {
+            let at = rng.below(record.locations.len());
+            let before = record.locations[at].1;
+            record.locations[at].1 = rng.below(record.nodes.len()) as u16;
+            before != record.locations[at].1
+        })
+    }),
+    ("a location that a record lacks", |code, rng| {
+        record(code, rng).is_some_and(|record| {
+            let at = rng.below(record.locations.len());
+            record.locations.remove(at);
+            true
+        })
+    }),
+    ("a register of a record", |code, rng| {
+        record(code, rng).is_some_and(|record| {
+            let leaves = record.nodes.iter_mut().filter_map(|node| match node {
+                Node::Leaf(Location::Reg(r), _) => Some(r),
+                _ => None,
+            });
+            let mut leaves: Vec<&mut u8> = leaves.collect();
+            one(&mut leaves, rng).is_some_and(|register| {
+                **register = (**register + 1 + rng.below(15) as u8) % 16;
+                true
+            })
+        })
+    }),
+    ("a slot of a record", |code, rng| {
+        record(code, rng).is_some_and(|record| {
+            let leaves = record.nodes.iter_mut().filter_map(|node| match node {
+                Node::Leaf(Location::Slot(s), _) => Some(s),
+                _ => None,
+            });
+            let mut leaves: Vec<&mut u16> = leaves.collect();
+            one(&mut leaves, rng).is_some_and(|slot| {
+                **slot += 1;
+                true
+            })
+        })
+    }),
+    ("a deferred store that a record lacks", |code, rng| {
+        let mut with: Vec<_> = code.records.iter_mut().filter(|r| !r.stores.is_empty()).collect();
+        one(&mut with, rng).is_some_and(|record| record.stores.pop().is_some())
+    }),
+    ("a register that is saved in another slot", |code, rng| {
+        one(&mut code.registers.saves, rng).is_some_and(|(_, slot)| {
+            *slot += 16;
+            true
+        })
+    }),
+];
+
+/// Most faults of each kind are found. The others change nothing that can be seen: bits of padding,
+/// exits that cannot be taken, registers that hold the same.
+#[test]
+fn broken_code_is_found() {
+    for (name, fault) in FAULTS {
+        let (mut made, mut found) = (0, 0);
+        each(0..100, |seed, program, case, version, mut code| {
+            let Some(Ok(_)) = agrees(program, case, version, &code) else { return };
+            if fault(&mut code, &mut Rng::new(seed)) {
+                made += 1;
+                found += u64::from(!matches!(agrees(program, case, version, &code), Some(Ok(_))));
+            }
+        });
+        println!("{name}: {found} of {made}");
+        assert!(made >= 3 && 3 * found >= made, "{name}: {found} of {made}");
+    }
+}

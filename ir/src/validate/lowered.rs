@@ -1,0 +1,236 @@
+//! Machine code of a version, compared with what was recorded: the code is lifted back into IR by
+//! whoever knows how, and run in the evaluator like the version itself.
+//!
+//! The code has registers, spill slots and records of its own, so that only the states in which it
+//! leaves are compared: at ends, failed guards, faults, and at the loop's safe point. There the way out
+//! is followed as the runtime follows it ([`Lowered::leave`]). Where it could leave ([`Lowered::ways`]) but
+//! does not, a copy of the machine leaves, so that the record of each exit is followed.
+//!
+//! **Data.** [`Lowered`] has the code; a run owns its machine, in which the words of the thread's context
+//! are apart from guest memory ([`super::machine`]). **Invariant.** As for [`super`]. **Callers.** As for
+//! [`super`].
+//!
+//! ```text
+//! host   add rbx, gs:[slot 3]; cmp rbx, 9; jne cold         lifted: put.i64 rbx, …; branch …
+//! cold   gs:[exit_site] = 2; jmp out                        leave: record of site 2 → guest state
+//! ```
+
+use super::machine::{Case, Shadow, digest};
+use super::{Disagreement, Limits, Passed, Report, Subject, Validation, walk};
+use crate::eval::check::{Code, run_base};
+use crate::eval::{Hooks, Leave, NoHooks, State};
+use crate::version::Native;
+use rustc_hash::FxHashMap;
+use std::ops::Range;
+
+/// Machine code of a version. Its blocks are those of the lifted code, by host addresses.
+pub trait Lowered: Code {
+    /// The address at which it is entered, with the guest's registers in their own.
+    fn entry(&self) -> u64;
+
+    /// The addresses of the thread's context, which GS points to.
+    fn context(&self) -> Range<u64>;
+
+    /// What the context holds at entry: addresses and words.
+    fn enter(&self, state: &State, segments: [u64; 2]) -> Vec<(u64, u64)>;
+
+    /// The loops' heads, and for each the address to go on at when control is to leave there.
+    fn heads(&self) -> &[(u64, u64)];
+
+    /// The natives of the version, by their host addresses.
+    fn natives(&self) -> &FxHashMap<u64, HostNative>;
+
+    /// The instructions at which control may leave: guards, and what may fault. For each the address to go
+    /// on at.
+    fn ways(&self) -> &FxHashMap<u64, u64>;
+
+    /// The guest state when control has left the code to `at`. `load` reads words of the context.
+    ///
+    /// # Errors
+    /// Control cannot be there.
+    fn leave(&self, at: u64, state: &State, load: &dyn Fn(u64) -> u64) -> Result<Left, String>;
+}
+
+/// The guest state with which code has left.
+#[derive(Clone, Debug)]
+pub struct Left {
+    /// The guest pc.
+    pub pc: u64,
+    /// Registers and flags.
+    pub state: State,
+    /// Deferred stores, oldest first: address, size, value.
+    pub stores: Vec<(u64, u32, u64)>,
+}
+
+/// A native of a version as it stands in machine code, perhaps with other registers.
+#[derive(Clone, Debug)]
+pub struct HostNative {
+    /// The guest's instruction.
+    pub guest: Native,
+    /// For each of the guest's `gpr_in`: its position among those of the host's instruction.
+    pub inputs: Vec<usize>,
+    /// The same for `gpr_out`.
+    pub outputs: Vec<usize>,
+}
+
+/// Compares the machine code of the optimised version with the recorded blocks.
+///
+/// # Errors
+/// They do not agree.
+pub fn validate_code(
+    subject: Subject<'_>,
+    code: &mut dyn Lowered,
+    limits: Limits,
+) -> Result<Report, Box<Disagreement>> {
+    let mut tried = Tried { code, forced: FxHashMap::default() };
+    walk(Validation::new(subject), limits, |validation, case| {
+        validation.compare_code(&mut tried, case)
+    })
+}
+
+/// Stops where control may leave.
+struct Ways<'a> {
+    heads: &'a [(u64, u64)],
+    /// How often a head may still be reached.
+    left: u64,
+    ways: &'a FxHashMap<u64, u64>,
+    /// How often a way may still be taken by force, if not [`MOST_FORCED`] times.
+    forced: &'a mut FxHashMap<u64, u32>,
+    /// The way at which control has just stopped.
+    passed: Option<u64>,
+    /// Has it stopped because a head was reached too often?
+    is_over: bool,
+}
+
+impl Ways<'_> {
+    fn is_wanted(&mut self, at: u64) -> bool {
+        let left = self.forced.entry(at).or_insert(MOST_FORCED);
+        let is_wanted = *left > 0;
+        *left = left.saturating_sub(1);
+        is_wanted
+    }
+}
+
+impl Hooks<Shadow<'_>> for Ways<'_> {
+    fn at(&mut self, pc: u64, _state: &State, _machine: &Shadow<'_>) -> bool {
+        if self.passed.take() == Some(pc) {
+            return false;
+        }
+        if self.left > 0 && self.heads.iter().any(|(head, _)| *head == pc) {
+            self.left -= 1;
+            if self.left == 0 {
+                self.is_over = true;
+                return true;
+            }
+        }
+        self.ways.contains_key(&pc) && self.is_wanted(pc)
+    }
+}
+
+/// How often each way out of the code is taken by force, in all cases together (guess: later ones show the
+/// same).
+const MOST_FORCED: u32 = 4;
+
+/// Machine code, and how often each way out of it may still be taken by force.
+struct Tried<'c> {
+    code: &'c mut dyn Lowered,
+    forced: FxHashMap<u64, u32>,
+}
+
+impl Validation<'_> {
+    fn compare_code(
+        &mut self,
+        tried: &mut Tried<'_>,
+        case: &Case,
+    ) -> Result<(), Box<Disagreement>> {
+        self.report.cases += 1;
+        let (passed, _) = self.base(case);
+        let Err(what) = self.run_code(tried, case, &passed) else { return Ok(()) };
+        let setup = case.setup(&self.memory);
+        let what = format!("the machine code of {}: {what}", self.subject.optimised.name);
+        Err(Box::new(Disagreement { what, forced: None, built: false, setup, case: case.clone() }))
+    }
+
+    fn run_code(
+        &mut self,
+        Tried { code, forced }: &mut Tried<'_>,
+        case: &Case,
+        passed: &Passed,
+    ) -> Result<(), String> {
+        let (natives, ways) = (code.natives().clone(), code.ways().clone());
+        let heads = code.heads().to_vec();
+        let mut machine =
+            Shadow::of_host(case, &self.memory, self.subject.optimised, code.context(), &natives);
+        for (address, word) in code.enter(&case.state, case.segments()) {
+            machine.write_context(address, word);
+        }
+        let mut state = case.state.clone();
+        let left = self.iterations() + 1;
+        let mut hooks =
+            Ways { heads: &heads, left, ways: &ways, forced, passed: None, is_over: false };
+        let mut at = code.entry();
+        let mut steps = MOST_STEPS;
+        let mut others = Vec::new();
+        let end = loop {
+            let mut lifted = CodeOf(&mut **code);
+            let left = run_base(&mut lifted, at, &mut state, &mut machine, &mut hooks, &mut steps);
+            at = match left {
+                Ok(Leave::Goto(to)) => break to,
+                Ok(Leave::Stopped { pc }) if std::mem::take(&mut hooks.is_over) => {
+                    let landing = heads.iter().find(|(head, _)| *head == pc);
+                    landing.map(|(_, landing)| *landing).ok_or("no way out of a loop")?
+                }
+                Ok(Leave::Stopped { pc }) => {
+                    others.push((ways[&pc], state.clone(), machine.clone()));
+                    hooks.passed = Some(pc);
+                    pc
+                }
+                Ok(Leave::Fault { pc, fault }) => match ways.get(&pc) {
+                    Some(out) => *out,
+                    None => return Err(format!("{pc:#x}: {fault}, without a record")),
+                },
+                Ok(leave) => return Err(leave.to_string()),
+                Err(error) => return Err(error.to_string()),
+            };
+        };
+        others.push((end, state, machine));
+        for (at, mut state, mut machine) in others {
+            let mut lifted = CodeOf(&mut **code);
+            let left =
+                run_base(&mut lifted, at, &mut state, &mut machine, &mut NoHooks, &mut steps);
+            let end = match left {
+                Ok(Leave::Goto(to)) => to,
+                Ok(leave) => return Err(leave.to_string()),
+                Err(error) => return Err(error.to_string()),
+            };
+            self.report.states += 1;
+            let load = |address: u64| machine.read_context(address);
+            let Left { pc, state, stores } = code.leave(end, &state, &load)?;
+            let faults =
+                |(address, size, _): &&(u64, u32, u64)| !machine.can_store(*address, *size);
+            if let Some((address, ..)) = stores.iter().find(faults) {
+                return Err(format!("its deferred store to {address:#x} faults"));
+            }
+            if !passed.contains(pc, digest(&state, &machine, &stores)) {
+                let nearest = self.nearest(case, (pc, &state));
+                let what = "in a state that base does not pass";
+                return Err(format!("leaves by {at:#x} to {pc:#x} {what}: {nearest}"));
+            }
+        }
+        self.report.steps += MOST_STEPS - steps;
+        Ok(())
+    }
+}
+
+/// IR instructions of one run of machine code (guess: more than any trace has in some iterations; loops
+/// end by their heads).
+const MOST_STEPS: u64 = 2_000_000;
+
+/// The blocks of lowered code alone.
+struct CodeOf<'a>(&'a mut dyn Lowered);
+
+impl Code for CodeOf<'_> {
+    fn block(&mut self, pc: u64) -> Option<&crate::Version> {
+        self.0.block(pc)
+    }
+}
