@@ -8,8 +8,11 @@
 //! its place. It ends where it goes to the runtime, or to another fragment: at an unlinked end, a
 //! record, or the tail of an indirect end.
 //!
-//! **Data.** [`LiftedCode`] borrows the code and owns what was lifted. **Limits.** Code that counts, and
-//! side traces, which begin in an exit's state, are not lifted. One thread uses it; no lock.
+//! A side trace begins in the state of an exit. The host's registers and slots are chosen such that the
+//! exit's record gives the guest state that is asked for, as far as it can.
+//!
+//! **Data.** [`LiftedCode`] borrows the code and owns what was lifted. **Limits.** Code that counts is not
+//! lifted. One thread uses it; no lock.
 //!
 //! ```text
 //! HOT + entry     add rax, rbx; …; jne COLD + 8        COLD + 8   gs:[exit_site] = 0; jmp LEAVE_RAW
@@ -17,14 +20,16 @@
 
 use crate::codegen::compiled::{At, CompiledCode};
 use crate::codegen::encoded::{Encoded, EncodedGuard, Target};
+use crate::codegen::{FragmentEntry, Request};
+use crate::record::{Location, Node, Record, pack_flags, unpack_flags};
 use dynasour_guest::context::{SCRATCH_WORDS, ThreadContext, offset};
 use dynasour_guest::decode::Fetch;
 use dynasour_guest::lift::{LiftedBlock, MAX_BLOCK, lift_block};
 use dynasour_ir::eval::State;
 use dynasour_ir::eval::check::Code;
 use dynasour_ir::semantics::ARITH_FLAGS;
-use dynasour_ir::validate::{HostNative, Left, Lowered};
-use dynasour_ir::{BlockId, Op, Version};
+use dynasour_ir::validate::{Entered, HostNative, Left, Lowered};
+use dynasour_ir::{BlockId, Loc, Op, Ty, Version};
 use rustc_hash::FxHashMap;
 use std::ops::Range;
 
@@ -123,16 +128,26 @@ pub struct LiftedCode<'c> {
     natives: FxHashMap<u64, HostNative>,
     heads: Vec<(u64, u64)>,
     ways: FxHashMap<u64, u64>,
+    /// The record of the exit in whose state it is entered.
+    from: Option<&'c Record>,
 }
 
 impl<'c> LiftedCode<'c> {
-    /// The code of a version. `None` for code that cannot be compared.
-    pub fn new(code: &'c CompiledCode, version: &'c Version) -> Option<LiftedCode<'c>> {
+    /// The code of a version, compiled for this request. `None` for code that cannot be compared.
+    pub fn new(
+        code: &'c CompiledCode,
+        version: &'c Version,
+        request: &'c Request,
+    ) -> Option<LiftedCode<'c>> {
         let encoded = &code.encoded;
         let counts = encoded.relocations.iter().any(|r| matches!(r.target, Target::Word(_)));
-        if counts || !code.has_checked_entry {
+        if counts {
             return None;
         }
+        let from = match &request.entry {
+            FragmentEntry::Canonical => None,
+            FragmentEntry::FromExit(exit) => Some(&exit.record),
+        };
         let heads = encoded.polls.iter().map(|(_, landing, block)| {
             (At::of_block(encoded, *block).address((HOT, COLD)), COLD + u64::from(*landing))
         });
@@ -151,6 +166,7 @@ impl<'c> LiftedCode<'c> {
             natives: FxHashMap::default(),
             heads: heads.collect(),
             ways,
+            from,
         };
         lifted.find_natives();
         Some(lifted)
@@ -176,6 +192,20 @@ impl<'c> LiftedCode<'c> {
         }
     }
 
+    /// The words of the context behind the entry, with the host's registers and these slots at entry.
+    fn words(&self, host: &State, [fs, gs]: [u64; 2], slots: &[u64]) -> Vec<(u64, u64)> {
+        let word = |at: usize, value: u64| (CONTEXT.start + at as u64, value);
+        let slot = |slot: usize, value: u64| word(offset::SCRATCH + 8 * slot, value);
+        let slots = slots.iter().enumerate().filter(|(_, value)| **value != 0);
+        let saves = self.code.registers.saves.iter();
+        let others = [(offset::FS_BASE, fs), (offset::GS_BASE, gs), (offset::THIS, CONTEXT.start)];
+        slots
+            .map(|(i, value)| slot(i, *value))
+            .chain(saves.map(|&(r, s)| slot(usize::from(s), host.gpr[usize::from(r)])))
+            .chain(others.map(|(at, value)| word(at, value)))
+            .collect()
+    }
+
     fn site(
         &self,
         load: &dyn Fn(u64) -> u64,
@@ -184,6 +214,14 @@ impl<'c> LiftedCode<'c> {
         let site = self.code.sites.get(number);
         site.map(|site| (number, site)).ok_or_else(|| format!("there is no exit {number}"))
     }
+}
+
+/// The guest state that a record gives in this context.
+fn left_by(record: &Record, context: &mut ThreadContext) -> Left {
+    let stores = record.apply(context);
+    let stores = stores.into_iter().map(|s| (s.address, s.size, s.value)).collect();
+    let state = State { gpr: context.gpr, flags: context.rflags & ARITH_FLAGS };
+    Left { pc: context.rip, state, stores }
 }
 
 impl Code for LiftedCode<'_> {
@@ -207,17 +245,48 @@ impl Lowered for LiftedCode<'_> {
         CONTEXT
     }
 
-    fn enter(&self, state: &State, [fs, gs]: [u64; 2]) -> Vec<(u64, u64)> {
-        let word = |at: usize, value: u64| (CONTEXT.start + at as u64, value);
-        let saves = self.code.registers.saves.iter().map(|&(register, slot)| {
-            let value = state.gpr[usize::from(register)];
-            word(offset::SCRATCH + 8 * usize::from(slot), value)
-        });
-        let mut words: Vec<(u64, u64)> = saves.collect();
-        words.push(word(offset::FS_BASE, fs));
-        words.push(word(offset::GS_BASE, gs));
-        words.push(word(offset::THIS, CONTEXT.start));
-        words
+    fn enter(&self, state: &State, segments: [u64; 2]) -> Entered {
+        let Some(record) = self.from else {
+            let words = self.words(state, segments, &[]);
+            return Entered {
+                words,
+                host: state.clone(),
+                guest: state.clone(),
+                stores: Vec::new(),
+            };
+        };
+        // The record's leaves get what its locations are to hold, as far as they are leaves.
+        let (mut host, mut slots) = (state.clone(), vec![0; SCRATCH_WORDS]);
+        for (loc, node) in &record.locations {
+            let wanted = state.get(*loc).unwrap_or(0);
+            let packed = if *loc == Loc::Flags { pack_flags(wanted) } else { wanted };
+            match record.nodes[usize::from(*node)] {
+                Node::Leaf(Location::Reg(r), _) => host.gpr[usize::from(r)] = packed,
+                Node::Leaf(Location::Slot(s), _) => slots[usize::from(s)] = packed,
+                Node::Leaf(Location::Flags, _) => host.flags = wanted,
+                _ => {}
+            }
+        }
+        // In a register a bit is a whole byte, and flags have no bits besides them.
+        for node in &record.nodes {
+            let Node::Leaf(location, ty) = node else { continue };
+            let place = match *location {
+                Location::Reg(r) => &mut host.gpr[usize::from(r)],
+                Location::Slot(s) => &mut slots[usize::from(s)],
+                Location::Operand(_) | Location::Flags => continue,
+            };
+            match ty {
+                Ty::I1 => *place &= !0xfe,
+                Ty::Flags => *place = pack_flags(unpack_flags(*place)),
+                _ => {}
+            }
+        }
+        let mut context = ThreadContext::new();
+        (context.raw, context.raw_flags) = (host.gpr, host.flags);
+        [context.fs_base, context.gs_base] = segments;
+        context.scratch.copy_from_slice(&slots);
+        let Left { state: guest, stores, .. } = left_by(record, &mut context);
+        Entered { words: self.words(&host, segments, &slots), host, guest, stores }
     }
 
     fn heads(&self) -> &[(u64, u64)] {
@@ -253,10 +322,7 @@ impl Lowered for LiftedCode<'_> {
                 for (i, slot) in context.scratch.iter_mut().enumerate().take(slots) {
                     *slot = load(CONTEXT.start + (offset::SCRATCH + 8 * i) as u64);
                 }
-                let stores = record.apply(&mut context);
-                let stores = stores.into_iter().map(|s| (s.address, s.size, s.value)).collect();
-                let state = State { gpr: context.gpr, flags: context.rflags & ARITH_FLAGS };
-                Ok(Left { pc: context.rip, state, stores })
+                Ok(left_by(record, &mut context))
             }
             at if self.code.encoded.tails.iter().any(|t| HOT + u64::from(t.start) == at) => {
                 Ok(as_it_is(next_pc()))

@@ -16,23 +16,23 @@
 //! ```
 
 use super::machine::{Case, Shadow, digest};
-use super::{Disagreement, Limits, Passed, Report, Subject, Validation, walk};
+use super::{Disagreement, Limits, Passed, Report, Subject, Validation, nearest, walk};
 use crate::eval::check::{Code, run_base};
-use crate::eval::{Hooks, Leave, NoHooks, State};
+use crate::eval::{Hooks, Leave, Machine, NoHooks, State};
 use crate::version::Native;
 use rustc_hash::FxHashMap;
 use std::ops::Range;
 
 /// Machine code of a version. Its blocks are those of the lifted code, by host addresses.
 pub trait Lowered: Code {
-    /// The address at which it is entered, with the guest's registers in their own.
+    /// The address at which it is entered.
     fn entry(&self) -> u64;
 
     /// The addresses of the thread's context, which GS points to.
     fn context(&self) -> Range<u64>;
 
-    /// What the context holds at entry: addresses and words.
-    fn enter(&self, state: &State, segments: [u64; 2]) -> Vec<(u64, u64)>;
+    /// The host's state at entry for a guest state; segments are the bases of FS and GS.
+    fn enter(&self, state: &State, segments: [u64; 2]) -> Entered;
 
     /// The loops' heads, and for each the address to go on at when control is to leave there.
     fn heads(&self) -> &[(u64, u64)];
@@ -49,6 +49,20 @@ pub trait Lowered: Code {
     /// # Errors
     /// Control cannot be there.
     fn leave(&self, at: u64, state: &State, load: &dyn Fn(u64) -> u64) -> Result<Left, String>;
+}
+
+/// The state in which code is entered. A side trace is entered in the state of an exit, which not every
+/// guest state can have.
+#[derive(Clone, Debug)]
+pub struct Entered {
+    /// Words of the context: address and value.
+    pub words: Vec<(u64, u64)>,
+    /// The host's registers and flags.
+    pub host: State,
+    /// The guest's registers and flags.
+    pub guest: State,
+    /// Stores of the guest's that have not been performed yet, oldest first: address, size, value.
+    pub stores: Vec<(u64, u32, u64)>,
 }
 
 /// The guest state with which code has left.
@@ -144,8 +158,16 @@ impl Validation<'_> {
         case: &Case,
     ) -> Result<(), Box<Disagreement>> {
         self.report.cases += 1;
-        let (passed, _) = self.base(case);
-        let Err(what) = self.run_code(tried, case, &passed) else { return Ok(()) };
+        let entered = tried.code.enter(&case.state, case.segments());
+        let version = self.subject.optimised;
+        let Some(entry) = case.at(&entered.guest, &entered.stores, version, &self.memory) else {
+            return Ok(());
+        };
+        let (passed, _) = self.base(&entry);
+        let (case, before) = (&entry, case);
+        let Err(what) = self.run_code(tried, (case, before), entered, &passed) else {
+            return Ok(());
+        };
         let setup = case.setup(&self.memory);
         let what = format!("the machine code of {}: {what}", self.subject.optimised.name);
         Err(Box::new(Disagreement { what, forced: None, built: false, setup, case: case.clone() }))
@@ -154,17 +176,17 @@ impl Validation<'_> {
     fn run_code(
         &mut self,
         Tried { code, forced }: &mut Tried<'_>,
-        case: &Case,
+        (case, before): (&Case, &Case),
+        entered: Entered,
         passed: &Passed,
     ) -> Result<(), String> {
         let (natives, ways) = (code.natives().clone(), code.ways().clone());
         let heads = code.heads().to_vec();
         let mut machine =
             Shadow::of_host(case, &self.memory, self.subject.optimised, code.context(), &natives);
-        for (address, word) in code.enter(&case.state, case.segments()) {
-            machine.write_context(address, word);
-        }
-        let mut state = case.state.clone();
+        let Entered { words, host: mut state, stores, .. } = entered;
+        words.into_iter().for_each(|(address, word)| machine.write_context(address, word));
+        machine.undo(&stores, before);
         let left = self.iterations() + 1;
         let mut hooks =
             Ways { heads: &heads, left, ways: &ways, forced, passed: None, is_over: false };
@@ -212,7 +234,14 @@ impl Validation<'_> {
                 return Err(format!("its deferred store to {address:#x} faults"));
             }
             if !passed.contains(pc, digest(&state, &machine, &stores)) {
-                let nearest = self.nearest(case, (pc, &state));
+                for &(address, size, value) in &stores {
+                    // It succeeds, as was seen.
+                    let _ = machine.store(address, size, value);
+                }
+                let Subject { code, built, .. } = &mut self.subject;
+                let before = Shadow::new(case, &self.memory, built);
+                let nearest =
+                    nearest(&mut **code, built, &case.state, before, (pc, &state, &machine));
                 let what = "in a state that base does not pass";
                 return Err(format!("leaves by {at:#x} to {pc:#x} {what}: {nearest}"));
             }

@@ -176,6 +176,27 @@ impl Case {
         case.fitting(version, memory)
     }
 
+    /// This case with other registers, after these stores. `None` if they fault, or if the version is not
+    /// entered then.
+    pub fn at(
+        &self,
+        state: &State,
+        stores: &[(u64, u32, u64)],
+        version: &Version,
+        memory: &Memory<'_>,
+    ) -> Option<Case> {
+        let mut case = self.clone();
+        for &(address, size, value) in stores {
+            for (word, mask, bits) in pieces(address, size, value) {
+                let old = case.word(word, memory).filter(|_| case.can_write(word, memory))?;
+                case.words.insert(word, old & !mask | bits);
+            }
+        }
+        case.state = state.clone();
+        let fits = case.clone().fitting(version, memory);
+        (fits.state == case.state && fits.words == case.words).then_some(case)
+    }
+
     /// Changes memory that can be read and is not constant.
     fn write(&mut self, address: u64, size: u32, value: u64, memory: &Memory<'_>) {
         for (word, mask, bits) in pieces(address, size, value) {
@@ -289,6 +310,19 @@ impl<'a> Shadow<'a> {
         natives: &'a FxHashMap<u64, HostNative>,
     ) -> Shadow<'a> {
         Shadow { host: Some(Host { context, natives }), ..Shadow::new(case, memory, version) }
+    }
+
+    /// Has memory as it was before these stores, which are still to be performed.
+    pub fn undo(&mut self, stores: &[(u64, u32, u64)], before: &Case) {
+        for &(address, size, _) in stores {
+            for (word, ..) in pieces(address, size, 0) {
+                let both = self.word(word).zip(before.word(word, self.memory));
+                if let Some((now, old)) = both {
+                    self.sum = self.sum_with(self.sum, word, now, old);
+                    self.words.insert(word, old);
+                }
+            }
+        }
     }
 
     fn is_context(&self, word: u64) -> bool {
@@ -464,7 +498,9 @@ impl Uninterpreted for Shadow<'_> {
 
 impl Comparable for Shadow<'_> {
     fn difference(&self, other: &Shadow<'_>) -> Option<String> {
-        let mut words: Vec<u64> = self.words.keys().chain(other.words.keys()).copied().collect();
+        let words = self.words.keys().chain(other.words.keys()).copied();
+        let mut words: Vec<u64> =
+            words.filter(|word| !self.is_context(*word) && !other.is_context(*word)).collect();
         words.sort_unstable();
         if let Some(word) = words.into_iter().find(|word| self.word(*word) != other.word(*word)) {
             let content = |machine: &Shadow<'_>| machine.word(word).unwrap_or(0);

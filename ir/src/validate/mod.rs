@@ -35,7 +35,7 @@ mod solve;
 mod tests;
 
 use crate::Op;
-use crate::eval::check::{Code, passes_through, run_base};
+use crate::eval::check::{Code, Comparable, passes_through, run_base};
 use crate::eval::{ForceNth, Hooks, Leave, State, run};
 use crate::opt::{OptOptions, optimise_with, pass};
 use crate::predict::{NativeResults, Registers};
@@ -45,7 +45,7 @@ use crate::setup::Setup;
 use crate::types::{AnchorId, Loc};
 use crate::version::{Inst, Version};
 use cases::Cases;
-pub use lowered::{HostNative, Left, Lowered, validate_code};
+pub use lowered::{Entered, HostNative, Left, Lowered, validate_code};
 use machine::{Case, Memory, Shadow, digest};
 use rustc_hash::FxHashSet;
 use std::fmt;
@@ -363,49 +363,6 @@ impl<'a> Validation<'a> {
         Some((wrong, self.describe(version, case, wrong)))
     }
 
-    /// The nearest state that `base` passes at this pc, in words: registers and flags only.
-    fn nearest(&mut self, case: &Case, (pc, state): (u64, &State)) -> String {
-        struct Nearest<'s> {
-            pc: u64,
-            state: &'s State,
-            differing: Option<Vec<String>>,
-        }
-        impl Nearest<'_> {
-            fn look(&mut self, pc: u64, state: &State) {
-                let locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index);
-                let value = |state: &State, loc| state.get(loc).unwrap_or(0);
-                let differing: Vec<String> = locs
-                    .map(|loc| (loc, value(state, loc), value(self.state, loc)))
-                    .filter(|(_, base, ours)| base != ours)
-                    .map(|(loc, base, ours)| format!("{loc}: base {base:#x}, code {ours:#x}"))
-                    .collect();
-                let best = self.differing.as_ref().map_or(usize::MAX, Vec::len);
-                if pc == self.pc && differing.len() < best {
-                    self.differing = Some(differing);
-                }
-            }
-        }
-        impl Hooks<Shadow<'_>> for Nearest<'_> {
-            fn at(&mut self, pc: u64, state: &State, _machine: &Shadow<'_>) -> bool {
-                self.look(pc, state);
-                false
-            }
-        }
-        let mut nearest = Nearest { pc, state, differing: None };
-        let mut machine = Shadow::new(case, &self.memory, self.subject.built);
-        let (mut at, mut steps) = (case.state.clone(), 1_000_000);
-        let (head, code) = (self.subject.built.region, &mut *self.subject.code);
-        let left = run_base(code, head, &mut at, &mut machine, &mut nearest, &mut steps);
-        if let Ok(Leave::Goto(to)) = left {
-            nearest.look(to, &at);
-        }
-        match nearest.differing {
-            None => "it never comes there".to_string(),
-            Some(differing) if differing.is_empty() => "memory differs".to_string(),
-            Some(differing) => differing.join("; "),
-        }
-    }
-
     /// In which way the state is wrong in which the version leaves, or would at an opportunity.
     fn describe(&mut self, version: &Version, case: &Case, nth: Option<u64>) -> String {
         struct Leaving<'v> {
@@ -439,5 +396,56 @@ impl<'a> Validation<'a> {
             Err(what) => format!("{} leaves {how}: {what}", version.name),
             Ok(()) => format!("{} leaves {how}: base comes there later", version.name),
         }
+    }
+}
+
+/// The nearest state that `base` passes at this pc, in words: it is entered in the state `from`, with the machine
+/// `before`.
+fn nearest(
+    code: &mut dyn Code,
+    built: &Version,
+    from: &State,
+    before: Shadow<'_>,
+    (pc, state, host): (u64, &State, &Shadow<'_>),
+) -> String {
+    struct Nearest<'s, 'm> {
+        pc: u64,
+        state: &'s State,
+        host: &'s Shadow<'m>,
+        differing: Option<Vec<String>>,
+    }
+    impl Nearest<'_, '_> {
+        fn look(&mut self, pc: u64, state: &State, machine: &Shadow<'_>) {
+            let locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index);
+            let value = |state: &State, loc| state.get(loc).unwrap_or(0);
+            let mut differing: Vec<String> = locs
+                .map(|loc| (loc, value(state, loc), value(self.state, loc)))
+                .filter(|(_, base, ours)| base != ours)
+                .map(|(loc, base, ours)| format!("{loc}: base {base:#x}, code {ours:#x}"))
+                .collect();
+            if pc == self.pc && differing.is_empty() {
+                differing.extend(machine.difference(self.host));
+            }
+            let best = self.differing.as_ref().map_or(usize::MAX, Vec::len);
+            if pc == self.pc && differing.len() < best {
+                self.differing = Some(differing);
+            }
+        }
+    }
+    impl Hooks<Shadow<'_>> for Nearest<'_, '_> {
+        fn at(&mut self, pc: u64, state: &State, machine: &Shadow<'_>) -> bool {
+            self.look(pc, state, machine);
+            false
+        }
+    }
+    let mut nearest = Nearest { pc, state, host, differing: None };
+    let (mut at, mut machine, mut steps) = (from.clone(), before, 1_000_000);
+    let left = run_base(code, built.region, &mut at, &mut machine, &mut nearest, &mut steps);
+    if let Ok(Leave::Goto(to)) = left {
+        nearest.look(to, &at, &machine);
+    }
+    match nearest.differing {
+        None => "it never comes there".to_string(),
+        Some(differing) => differing.join("; "),
     }
 }

@@ -19,7 +19,7 @@
 
 use crate::kernel::process::exit;
 use crate::observe::certificate::Certificate;
-use dynasour_emitter::codegen::{CompiledCode, LiftedCode};
+use dynasour_emitter::codegen::{CompiledCode, LiftedCode, Request};
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::eval::check::Code;
 use dynasour_ir::opt::OptOptions;
@@ -117,10 +117,10 @@ impl Recording<'_> {
     pub fn certify_code(
         &self,
         optimised: &Version,
-        code: &CompiledCode,
+        (code, request): (&CompiledCode, &Request),
     ) -> Option<Result<Certificate, String>> {
         let since = Instant::now();
-        let mut lifted = LiftedCode::new(code, optimised)?;
+        let mut lifted = LiftedCode::new(code, optimised, request)?;
         let mut recorded = Recorded::of(self.path);
         let subject = self.subject(&mut recorded, optimised);
         Some(match validate_code(subject, &mut lifted, Limits::default()) {

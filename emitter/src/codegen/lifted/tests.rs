@@ -1,8 +1,10 @@
 //! Lifted code does what its version does, and broken code is found.
 
 use super::*;
+use crate::codegen::mach::SiteKind;
 use crate::codegen::{self, Allocator};
 use crate::emitter::{Config, Emitter, EntryState};
+use crate::fragment::ExitId;
 use crate::record::{Location, Node, Record};
 use dynasour_ir::Native;
 use dynasour_ir::eval::{Machine, ModelMachine};
@@ -22,7 +24,7 @@ fn agrees(
     program: &mut Program,
     case: &Case,
     version: &Version,
-    code: &CompiledCode,
+    (code, request): (&CompiledCode, &Request),
 ) -> Option<Result<Report, Box<Disagreement>>> {
     let (state, machine) = &case.states[0];
     let machine: RefCell<ModelMachine> = RefCell::new(machine.clone());
@@ -37,14 +39,20 @@ fn agrees(
         constants: &[],
         length: LENGTH,
     };
-    let mut lifted = LiftedCode::new(code, version)?;
+    let mut lifted = LiftedCode::new(code, version, request)?;
     Some(validate_code(subject, &mut lifted, Limits::default()))
+}
+
+/// The small guest simplifies natives that use registers: has the trace none?
+fn is_simple(case: &Case) -> bool {
+    let is_simple = |n: &Native| n.gpr_in.is_empty() && n.gpr_out.is_empty() && !n.flags_out;
+    case.trace.natives.iter().all(is_simple)
 }
 
 /// The optimised traces of random programs, compiled.
 fn each(
     seeds: std::ops::Range<u64>,
-    mut f: impl FnMut(u64, &mut Program, &Case, &Version, CompiledCode),
+    mut f: impl FnMut(u64, &mut Program, &Case, &Version, (CompiledCode, Request)),
 ) {
     let emitter =
         Emitter::new(Config { cache_size: 1 << 20, ..Config::default() }).expect("memory");
@@ -53,9 +61,7 @@ fn each(
         let mut program = generate::program(&mut Rng::new(seed));
         for head in generate::heads(&program) {
             let Some(case) = case(&mut program, head, seed) else { continue };
-            // The small guest simplifies natives that use registers.
-            let is_simple = |n: &Native| n.gpr_in.is_empty() && n.gpr_out.is_empty();
-            if !case.trace.natives.iter().all(|n| is_simple(n) && !n.flags_out) {
+            if !is_simple(&case) {
                 continue;
             }
             let mut version = case.trace.clone();
@@ -67,7 +73,7 @@ fn each(
             let request =
                 emitter.request(version.region, EntryState::Canonical).expect("a request");
             if let Ok(code) = codegen::compile(&version, &request, &mut allocator) {
-                f(seed, &mut program, &case, &version, code);
+                f(seed, &mut program, &case, &version, (code, request));
             }
         }
     }
@@ -76,15 +82,9 @@ fn each(
 #[test]
 fn code_does_what_was_recorded() {
     let (mut traces, mut states, mut whole) = (0, 0, 0);
-    each(0..200, |seed, program, case, version, code| {
-        let Some(result) = agrees(program, case, version, &code) else { return };
+    each(0..200, |seed, program, case, version, (code, request)| {
+        let Some(result) = agrees(program, case, version, (&code, &request)) else { return };
         let report = result.unwrap_or_else(|wrong| {
-            if let Some(at) =
-                std::env::var("AT").ok().and_then(|a| u64::from_str_radix(&a, 16).ok())
-            {
-                let l = LiftedCode::new(&code, version).unwrap();
-                eprintln!("{}", lift_block(at, &l.image, 3).version);
-            }
             panic!("seed {seed}: {wrong}\n{}{}{version}", wrong.setup, case.trace)
         });
         traces += 1;
@@ -92,6 +92,40 @@ fn code_does_what_was_recorded() {
         whole += u64::from(report.whole);
     });
     assert!(traces > 300 && states > 20 * traces && 10 * whole > 8 * traces, "{traces} {states}");
+}
+
+/// Side traces, which begin in the states of exits.
+#[test]
+fn code_of_side_traces_does_what_was_recorded() {
+    let mut emitter =
+        Emitter::new(Config { cache_size: 1 << 20, ..Config::default() }).expect("memory");
+    let mut allocator = Allocator::default();
+    let (mut traces, mut states) = (0, 0);
+    each(0..200, |seed, program, _, version, (code, _)| {
+        emitter.flush_all();
+        let request = emitter.request(version.region, EntryState::Canonical).expect("a request");
+        let id = emitter.place(&request, code).expect("room");
+        let exits = emitter.fragment(id).expect("it is there").exits.clone().map(ExitId);
+        for exit in exits.filter(|e| emitter.exit(*e).is_some_and(|e| e.kind == SiteKind::Guard)) {
+            let target = emitter.exit(exit).and_then(|e| e.target);
+            let side = target.and_then(|target| case(program, target, seed));
+            let is_private = |version: &Version| version.context.private_memory();
+            let fits = |c: &Case| is_simple(c) && is_private(&c.trace) == is_private(version);
+            let Some(side) = side.filter(fits) else { continue };
+            let from = EntryState::FromExit(exit);
+            let Ok(request) = emitter.request(side.trace.region, from) else { continue };
+            let Ok(code) = codegen::compile(&side.trace, &request, &mut allocator) else {
+                continue;
+            };
+            let compared = agrees(program, &side, &side.trace, (&code, &request));
+            let report = compared.expect("it can be compared").unwrap_or_else(|wrong| {
+                panic!("seed {seed}, {exit:?}: {wrong}\n{}{version}{}", wrong.setup, side.trace)
+            });
+            traces += 1;
+            states += report.states;
+        }
+    });
+    assert!(traces > 100 && states > 10 * traces, "{traces} {states}");
 }
 
 /// A fault in code: what it is, and whether there was a place for it.
@@ -211,11 +245,14 @@ const FAULTS: [Fault; 10] = [
 fn broken_code_is_found() {
     for (name, fault) in FAULTS {
         let (mut made, mut found) = (0, 0);
-        each(0..100, |seed, program, case, version, mut code| {
-            let Some(Ok(_)) = agrees(program, case, version, &code) else { return };
+        each(0..100, |seed, program, case, version, (mut code, request)| {
+            let Some(Ok(_)) = agrees(program, case, version, (&code, &request)) else { return };
             if fault(&mut code, &mut Rng::new(seed)) {
                 made += 1;
-                found += u64::from(!matches!(agrees(program, case, version, &code), Some(Ok(_))));
+                found += u64::from(!matches!(
+                    agrees(program, case, version, (&code, &request)),
+                    Some(Ok(_))
+                ));
             }
         });
         println!("{name}: {found} of {made}");

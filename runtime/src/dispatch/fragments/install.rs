@@ -367,7 +367,7 @@ impl Plan {
         read: fn(u64, u32) -> Option<u64>,
     ) {
         let Some(original) = self.original.take() else { return };
-        let compared = original.recording(path, read).certify_code(version, code);
+        let compared = original.recording(path, read).certify_code(version, (code, &self.request));
         self.certificates[1] = compared.map(validation::or_end);
     }
 
