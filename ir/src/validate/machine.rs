@@ -70,6 +70,19 @@ impl<'a> Memory<'a> {
         Memory { read, words: RefCell::default(), constant }
     }
 
+    /// Memory holds what the version's context says, although the guest may have changed it since the
+    /// version was made: nothing enters the version then.
+    pub fn fit(&self, version: &Version) {
+        for fact in &version.context.facts {
+            let Fact::MemEquals { ty, address, value } = *fact else { continue };
+            for (word, mask, bits) in pieces(address, ty.bytes(), value) {
+                if let Some(old) = self.word(word) {
+                    self.words.borrow_mut().insert(word, Some(old & !mask | bits));
+                }
+            }
+        }
+    }
+
     /// The content of a word, if it can be read.
     fn word(&self, word: u64) -> Option<u64> {
         *self.words.borrow_mut().entry(word).or_insert_with(|| (self.read)(word << 3, 8))

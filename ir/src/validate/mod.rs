@@ -293,6 +293,7 @@ pub fn blame(
 impl<'a> Validation<'a> {
     fn new(subject: Subject<'a>) -> Validation<'a> {
         let memory = Memory::new(subject.read, subject.constants);
+        memory.fit(subject.optimised);
         Validation { subject, memory, outcomes: FxHashSet::default(), report: Report::default() }
     }
 
