@@ -11,8 +11,8 @@
 //! A side trace begins in the state of an exit. The host's registers and slots are chosen such that the
 //! exit's record gives the guest state that is asked for, as far as it can.
 //!
-//! **Data.** [`LiftedCode`] borrows the code and owns what was lifted. **Limits.** Code that counts is not
-//! lifted. One thread uses it; no lock.
+//! **Data.** [`LiftedCode`] borrows the code and owns what was lifted. One thread uses
+//! it; no lock.
 //!
 //! ```text
 //! HOT + entry     add rax, rbx; …; jne COLD + 8        COLD + 8   gs:[exit_site] = 0; jmp LEAVE_RAW
@@ -133,17 +133,13 @@ pub struct LiftedCode<'c> {
 }
 
 impl<'c> LiftedCode<'c> {
-    /// The code of a version, compiled for this request. `None` for code that cannot be compared.
+    /// The code of a version, compiled for this request.
     pub fn new(
         code: &'c CompiledCode,
         version: &'c Version,
         request: &'c Request,
-    ) -> Option<LiftedCode<'c>> {
+    ) -> LiftedCode<'c> {
         let encoded = &code.encoded;
-        let counts = encoded.relocations.iter().any(|r| matches!(r.target, Target::Word(_)));
-        if counts {
-            return None;
-        }
         let from = match &request.entry {
             FragmentEntry::Canonical => None,
             FragmentEntry::FromExit(exit) => Some(&exit.record),
@@ -169,7 +165,7 @@ impl<'c> LiftedCode<'c> {
             from,
         };
         lifted.find_natives();
-        Some(lifted)
+        lifted
     }
 
     /// Relates the natives of the version with their instructions in the code.

@@ -97,9 +97,11 @@ pub fn validate_code(
     limits: Limits,
 ) -> Result<Report, Box<Disagreement>> {
     let mut tried = Tried { code, forced: FxHashMap::default() };
-    walk(Validation::new(subject), limits, |validation, case| {
-        validation.compare_code(&mut tried, case)
-    })
+    let compare =
+        |validation: &mut Validation<'_>, case: &Case| validation.compare_code(&mut tried, case);
+    let report = walk(Validation::new(subject), limits, compare)?;
+    let taken = tried.forced.len() as u64;
+    Ok(Report { exits: [tried.code.ways().len() as u64, taken], guards: 0, ..report })
 }
 
 /// Stops where control may leave.

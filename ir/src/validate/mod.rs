@@ -97,6 +97,8 @@ pub struct Report {
     pub outcomes: [u64; 2],
     /// Guards of the optimised version.
     pub guards: u64,
+    /// Of machine code: the instructions at which control may leave, and those at which it has left.
+    pub exits: [u64; 2],
     /// Was there a case in which the whole path was executed?
     pub whole: bool,
     /// IR instructions executed.

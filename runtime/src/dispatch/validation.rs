@@ -112,24 +112,26 @@ impl Recording<'_> {
         }
     }
 
-    /// Compares the trace's machine code with the recorded blocks. `None` if it cannot be compared
-    /// ([`LiftedCode`]).
+    /// Compares the trace's machine code with the recorded blocks.
+    ///
+    /// # Errors
+    /// They disagree: the report.
     pub fn certify_code(
         &self,
         optimised: &Version,
         (code, request): (&CompiledCode, &Request),
-    ) -> Option<Result<Certificate, String>> {
+    ) -> Result<Certificate, String> {
         let since = Instant::now();
-        let mut lifted = LiftedCode::new(code, optimised, request)?;
+        let mut lifted = LiftedCode::new(code, optimised, request);
         let mut recorded = Recorded::of(self.path);
         let subject = self.subject(&mut recorded, optimised);
-        Some(match validate_code(subject, &mut lifted, Limits::default()) {
+        match validate_code(subject, &mut lifted, Limits::default()) {
             Ok(report) => Ok(Certificate::new(report, since.elapsed())),
             Err(disagreement) => {
                 let blamed = "its version is right, its code is wrong: see --log code";
                 Err(self.complaint(optimised, &disagreement, blamed))
             }
-        })
+        }
     }
 
     /// The report of a disagreement.

@@ -19,8 +19,10 @@ pub struct Certificate {
     pub cases: u64,
     /// States at its anchors and ends.
     pub states: u64,
-    /// Its guards, those of them that held in some case, and those that failed in some.
+    /// The guards of a version, those of them that held in some case, and those that failed in some.
     pub guards: [u64; 3],
+    /// The instructions at which machine code may leave, and those at which it has left.
+    pub exits: [u64; 2],
     /// Did a case execute the whole path?
     pub whole: bool,
     /// Nanoseconds that the comparison took.
@@ -30,21 +32,25 @@ pub struct Certificate {
 impl Certificate {
     /// From the report of a validation.
     pub fn new(report: Report, time: Duration) -> Certificate {
-        let Report { cases, states, outcomes: [held, failed], guards, whole, .. } = report;
+        let Report { cases, states, outcomes: [held, failed], guards, exits, whole, .. } = report;
         let nanoseconds = time.as_nanos() as u64;
-        Certificate { cases, states, guards: [guards, held, failed], whole, nanoseconds }
+        let guards = [guards, held, failed];
+        Certificate { cases, states, guards, exits, whole, nanoseconds }
     }
 }
 
 impl fmt::Display for Certificate {
     /// `verified: 61 entry states, 900 states compared; of 3 guards 3 held in some and 2 failed in some`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Certificate { cases, states, guards: [guards, held, failed], whole, .. } = self;
-        write!(
-            f,
-            "verified: {cases} entry states, {states} states compared; of {guards} guards {held} held \
-             in some and {failed} failed in some"
-        )?;
+        let Certificate { cases, states, guards, exits, whole, .. } = self;
+        write!(f, "verified: {cases} entry states, {states} states compared")?;
+        match (guards, exits) {
+            ([0, ..], [0, _]) => {}
+            ([0, ..], [exits, taken]) => write!(f, "; of {exits} exits {taken} were taken")?,
+            ([guards, held, failed], _) => {
+                write!(f, "; of {guards} guards {held} held in some and {failed} failed in some")?;
+            }
+        }
         if !whole {
             f.write_str("; no entry state was found from which the whole path is executed")?;
         }
@@ -65,6 +71,8 @@ pub struct Verified {
     pub states: u64,
     /// Guards, those of them that held in some case, and those that failed in some.
     pub guards: [u64; 3],
+    /// Exits of machine code, and those that were taken.
+    pub exits: [u64; 2],
     /// Nanoseconds that it took.
     pub nanoseconds: u64,
 }
@@ -77,6 +85,7 @@ impl Verified {
         self.cases += certificate.cases;
         self.states += certificate.states;
         self.guards = std::array::from_fn(|i| self.guards[i] + certificate.guards[i]);
+        self.exits = std::array::from_fn(|i| self.exits[i] + certificate.exits[i]);
         self.nanoseconds += certificate.nanoseconds;
     }
 }

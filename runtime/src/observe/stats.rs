@@ -287,8 +287,7 @@ impl Stats {
         row("compile time (ms)", format!("{:.1}", self.compile_nanoseconds as f64 / 1e6));
         for (what, verified) in [("traces", self.verified), ("code of traces", self.verified_code)]
         {
-            let Verified { traces, whole, cases, states, guards: [guards, held, failed], .. } =
-                verified;
+            let Verified { traces, whole, cases, states, guards, exits, .. } = verified;
             if traces == 0 {
                 continue;
             }
@@ -296,10 +295,16 @@ impl Stats {
             row("  executed to the end", whole.to_string());
             row("  entry states", cases.to_string());
             row("  states compared", states.to_string());
-            if what == "traces" {
-                row("  guards", guards.to_string());
-                row("    that held", held.to_string());
-                row("    that failed", failed.to_string());
+            match (guards, exits) {
+                ([0, ..], [exits, taken]) => {
+                    row("  exits", exits.to_string());
+                    row("    that were taken", taken.to_string());
+                }
+                ([guards, held, failed], _) => {
+                    row("  guards", guards.to_string());
+                    row("    that held", held.to_string());
+                    row("    that failed", failed.to_string());
+                }
             }
             row("  time (ms)", format!("{:.1}", verified.nanoseconds as f64 / 1e6));
         }

@@ -368,7 +368,7 @@ impl Plan {
     ) {
         let Some(original) = self.original.take() else { return };
         let compared = original.recording(path, read).certify_code(version, (code, &self.request));
-        self.certificates[1] = compared.map(validation::or_end);
+        self.certificates[1] = Some(validation::or_end(compared));
     }
 
     /// Generates the version's code for the state of the plan's exit. If that cannot be done, or if
