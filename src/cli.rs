@@ -132,7 +132,7 @@ Examples:
 change
 
 Exit status: the program's own. 127: the program does not exist. 126: it cannot be run. \
-2: usage error. If signal N kills the program, dynasour dies of the same signal (a shell reports \
+70: --verify-traces has found a wrong trace. 2: usage error. If signal N kills the program, dynasour dies of the same signal (a shell reports \
 128+N).")]
     Run(RunArgs),
     /// Measure suites of workloads: native, tiers and other launchers side by side
