@@ -9,7 +9,8 @@
 //! record, or the tail of an indirect end.
 //!
 //! A side trace begins in the state of an exit. The host's registers and slots are chosen such that the
-//! exit's record gives the guest state that is asked for, as far as it can.
+//! exit's record gives the guest state that is asked for, as far as it can. A resolved stub begins there, too, and
+//! must end in that guest state.
 //!
 //! **Data.** [`LiftedCode`] borrows the code and owns what was lifted. One thread uses
 //! it; no lock.
@@ -29,8 +30,9 @@ use dynasour_ir::eval::State;
 use dynasour_ir::eval::check::Code;
 use dynasour_ir::semantics::ARITH_FLAGS;
 use dynasour_ir::validate::{Entered, HostNative, Left, Lowered};
-use dynasour_ir::{BlockId, Loc, Op, Ty, Version};
+use dynasour_ir::{Anchor, Block, BlockId, Loc, Op, Operand, Term, Ty, Version};
 use rustc_hash::FxHashMap;
+use std::cell::RefCell;
 use std::ops::Range;
 
 /// Where the hot code stands. All these addresses are near each other, and no guest has memory there.
@@ -130,6 +132,10 @@ pub struct LiftedCode<'c> {
     ways: FxHashMap<u64, u64>,
     /// The record of the exit in whose state it is entered.
     from: Option<&'c Record>,
+    /// It executes no guest instruction, and is for any pc that the record gives.
+    is_stub: bool,
+    /// What records are applied to.
+    applied: RefCell<Box<ThreadContext>>,
 }
 
 impl<'c> LiftedCode<'c> {
@@ -139,11 +145,28 @@ impl<'c> LiftedCode<'c> {
         version: &'c Version,
         request: &'c Request,
     ) -> LiftedCode<'c> {
-        let encoded = &code.encoded;
         let from = match &request.entry {
             FragmentEntry::Canonical => None,
             FragmentEntry::FromExit(exit) => Some(&exit.record),
         };
+        LiftedCode::entered(code, version, from)
+    }
+
+    /// A resolved stub of an exit with this record. `version` is [`untouched`].
+    pub(crate) fn of_stub(
+        code: &'c CompiledCode,
+        version: &'c Version,
+        record: &'c Record,
+    ) -> LiftedCode<'c> {
+        LiftedCode { is_stub: true, ..LiftedCode::entered(code, version, Some(record)) }
+    }
+
+    fn entered(
+        code: &'c CompiledCode,
+        version: &'c Version,
+        from: Option<&'c Record>,
+    ) -> LiftedCode<'c> {
+        let encoded = &code.encoded;
         let heads = encoded.polls.iter().map(|(_, landing, block)| {
             (At::of_block(encoded, *block).address((HOT, COLD)), COLD + u64::from(*landing))
         });
@@ -163,6 +186,8 @@ impl<'c> LiftedCode<'c> {
             heads: heads.collect(),
             ways,
             from,
+            is_stub: false,
+            applied: RefCell::new(ThreadContext::new()),
         };
         lifted.find_natives();
         lifted
@@ -212,6 +237,18 @@ impl<'c> LiftedCode<'c> {
     }
 }
 
+/// The version of a stub's region that leaves at once, in the state in which it is entered. It stands for the
+/// stub where a validation makes cases of a version.
+pub(crate) fn untouched(pc: u64) -> Version {
+    let mut version = Version::new("stub", pc);
+    let locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index);
+    let params = locs.clone().map(|loc| version.value(loc.ty())).collect();
+    version.entry_locs = locs.collect();
+    let end = version.anchor(Anchor::new(Operand::Const(pc), Vec::new()));
+    version.blocks.push(Block { params, insts: Vec::new(), term: Term::Exit(end) });
+    version
+}
+
 /// The guest state that a record gives in this context.
 fn left_by(record: &Record, context: &mut ThreadContext) -> Left {
     let stores = record.apply(context);
@@ -244,12 +281,8 @@ impl Lowered for LiftedCode<'_> {
     fn enter(&self, state: &State, segments: [u64; 2]) -> Entered {
         let Some(record) = self.from else {
             let words = self.words(state, segments, &[]);
-            return Entered {
-                words,
-                host: state.clone(),
-                guest: state.clone(),
-                stores: Vec::new(),
-            };
+            let (host, guest) = (state.clone(), state.clone());
+            return Entered { pc: None, words, host, guest, stores: Vec::new() };
         };
         // The record's leaves get what its locations are to hold, as far as they are leaves.
         let (mut host, mut slots) = (state.clone(), vec![0; SCRATCH_WORDS]);
@@ -277,12 +310,13 @@ impl Lowered for LiftedCode<'_> {
                 _ => {}
             }
         }
-        let mut context = ThreadContext::new();
+        let mut context = self.applied.borrow_mut();
         (context.raw, context.raw_flags) = (host.gpr, host.flags);
         [context.fs_base, context.gs_base] = segments;
         context.scratch.copy_from_slice(&slots);
-        let Left { state: guest, stores, .. } = left_by(record, &mut context);
-        Entered { words: self.words(&host, segments, &slots), host, guest, stores }
+        let Left { pc, state: guest, stores } = left_by(record, &mut context);
+        let pc = self.is_stub.then_some(pc);
+        Entered { pc, words: self.words(&host, segments, &slots), host, guest, stores }
     }
 
     fn heads(&self) -> &[(u64, u64)] {
@@ -309,7 +343,7 @@ impl Lowered for LiftedCode<'_> {
                 let (number, site) = self.site(load)?;
                 let record = site.record.and_then(|r| self.code.records.get(r as usize));
                 let record = record.ok_or_else(|| format!("exit {number} has no record"))?;
-                let mut context = ThreadContext::new();
+                let mut context = self.applied.borrow_mut();
                 context.raw = state.gpr;
                 context.raw_flags = state.flags;
                 context.fs_base = load(CONTEXT.start + offset::FS_BASE as u64);

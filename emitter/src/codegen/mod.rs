@@ -35,7 +35,7 @@ pub(crate) mod encoded;
 pub(crate) mod exit_entry;
 pub(crate) mod exit_moves;
 pub(crate) mod instruction;
-mod lifted;
+pub(crate) mod lifted;
 pub(crate) mod loop_alignment;
 pub(crate) mod lower;
 pub mod mach;

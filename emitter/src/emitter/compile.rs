@@ -11,6 +11,7 @@
 //! of spill slots in use, and the processor's features. The fragment of exit 7 may be dropped while
 //! the thread compiles; [`Emitter::place`] then answers [`EmitError::Stale`].
 
+use crate::codegen::lifted::{self, LiftedCode};
 use crate::codegen::mach::SiteKind;
 use crate::codegen::{
     self, Allocator, CodegenError, CompiledCode, ExitState, FragmentEntry, Host, Request,
@@ -20,6 +21,9 @@ use crate::fragment::{ExitId, Fragment, FragmentId};
 use crate::record::Record;
 use crate::transfers::indirect::{TargetSource, Via};
 use dynasour_ir::Version;
+use dynasour_ir::predict::{NativeResults, Registers};
+use dynasour_ir::validate::{Disagreement, Limits, Subject, validate_code};
+use std::collections::BTreeMap;
 
 /// Where a resolved stub leads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,7 +84,43 @@ impl StubRequest {
         let code = codegen::compile_stub(pc, only, state, host, allocator)?;
         Ok(CompiledStub { exit, to, epoch, code })
     }
+
+    /// Compares the compiled stub with the record of its exit, on some states.
+    ///
+    /// # Errors
+    /// It does not do what the record says.
+    pub fn verify(&self, stub: &CompiledStub) -> Result<(), Box<Disagreement>> {
+        let version = lifted::untouched(self.pc);
+        let mut code = LiftedCode::of_stub(&stub.code, &version, &self.state.record);
+        let subject = Subject {
+            // No guest instruction belongs to it.
+            code: &mut BTreeMap::new(),
+            built: &version,
+            optimised: &version,
+            entry: Registers { gpr: ENTRY, rflags: 0, segments: [0x7000, 0x8000] },
+            results: &NativeResults::default(),
+            // All memory is accessible, so that the stores of the record are performed.
+            read: &|address, _| Some(address.swap_bytes()),
+            constants: &[],
+            length: 0,
+        };
+        validate_code(subject, &mut code, Limits { cases: STATES, ..Limits::default() }).map(drop)
+    }
 }
+
+/// States on which a stub is compared.
+const STATES: u64 = 16;
+
+/// Registers that differ from each other, with addresses that do not overlap.
+const ENTRY: [u64; 16] = {
+    let mut registers = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        registers[i] = 0x1122_3344_0000 + 0x1_0203_0000 * i as u64;
+        i += 1;
+    }
+    registers
+};
 
 impl Emitter {
     /// The request with which code generation compiles a version of the region at `region`. Good

@@ -55,6 +55,8 @@ pub trait Lowered: Code {
 /// guest state can have.
 #[derive(Clone, Debug)]
 pub struct Entered {
+    /// Where the guest is, if it is not at the version's pc.
+    pub pc: Option<u64>,
     /// Words of the context: address and value.
     pub words: Vec<(u64, u64)>,
     /// The host's registers and flags.
@@ -165,7 +167,7 @@ impl Validation<'_> {
         let Some(entry) = case.at(&entered.guest, &entered.stores, version, &self.memory) else {
             return Ok(());
         };
-        let (passed, _) = self.base(&entry);
+        let (passed, _) = self.base_from(entered.pc.unwrap_or(version.region), &entry);
         let (case, before) = (&entry, case);
         let Err(what) = self.run_code(tried, (case, before), entered, &passed) else {
             return Ok(());

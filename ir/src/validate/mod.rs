@@ -306,14 +306,18 @@ impl<'a> Validation<'a> {
 
     /// The states that `base` passes, and how many IR instructions that took.
     fn base(&mut self, case: &Case) -> (Passed, u64) {
+        self.base_from(self.subject.built.region, case)
+    }
+
+    /// The same from this pc.
+    fn base_from(&mut self, pc: u64, case: &Case) -> (Passed, u64) {
         // A version is left at the head after one iteration more than it may pass it.
         let most = (self.iterations() + 2) * self.subject.length + 2;
         let mut passed = Passed { states: FxHashSet::default(), instructions: 0, most };
         let mut machine = Shadow::new(case, &self.memory, self.subject.built);
         let (mut state, mut steps) = (case.state.clone(), u64::MAX);
-        let head = self.subject.built.region;
         let code = &mut *self.subject.code;
-        let leave = run_base(code, head, &mut state, &mut machine, &mut passed, &mut steps);
+        let leave = run_base(code, pc, &mut state, &mut machine, &mut passed, &mut steps);
         if let Ok(Leave::Goto(pc)) = leave {
             passed.states.insert((pc, digest(&state, &machine, &[])));
         }

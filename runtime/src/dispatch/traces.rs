@@ -193,6 +193,11 @@ impl Dispatcher {
     /// Compiles the resolved stub of an exit, without the lock, and installs it.
     pub(super) fn make_stub(&mut self, work: &StubWork) {
         let compiled = during(Phase::Emit, || work.compile(&mut self.allocator));
+        if let Ok(stub) = &compiled
+            && self.machine.config.verify_traces
+        {
+            work.verify(stub);
+        }
         let full = self.machine.fragments().is_some_and(|mut f| f.install_stub(work, compiled));
         if full {
             self.overflowed();

@@ -17,8 +17,9 @@
 //! state "disagreement" { … }
 //! ```
 
-use crate::kernel::process::exit;
+use crate::kernel::process::exit as exit_process;
 use crate::observe::certificate::Certificate;
+use dynasour_emitter::ExitId;
 use dynasour_emitter::codegen::{CompiledCode, LiftedCode, Request};
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::eval::check::Code;
@@ -66,8 +67,19 @@ pub struct Recording<'a> {
 pub fn or_end(compared: Result<Certificate, String>) -> Certificate {
     compared.unwrap_or_else(|complaint| {
         eprint!("{complaint}");
-        exit(FAULT)
+        exit_process(FAULT)
     })
+}
+
+/// The process ends if a resolved stub does not do what the record of its exit says.
+pub fn stub_or_end(exit: ExitId, compared: Result<(), Box<Disagreement>>) {
+    if let Err(disagreement) = compared {
+        eprint!(
+            "dynasour: the stub of {exit:?} does not do what its record says: {disagreement}\n{}",
+            disagreement.setup
+        );
+        exit_process(FAULT)
+    }
 }
 
 impl Recording<'_> {

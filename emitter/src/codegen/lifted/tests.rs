@@ -3,7 +3,8 @@
 use super::*;
 use crate::codegen::mach::SiteKind;
 use crate::codegen::{self, Allocator};
-use crate::emitter::{Config, Emitter, EntryState};
+
+use crate::emitter::{Config, Emitter, EntryState, StubTarget};
 use crate::fragment::ExitId;
 use crate::record::{Location, Node, Record};
 use dynasour_ir::Native;
@@ -255,4 +256,38 @@ fn broken_code_is_found() {
         println!("{name}: {found} of {made}");
         assert!(made >= 3 && 3 * found >= made, "{name}: {found} of {made}");
     }
+}
+
+/// Stubs do what the records of their exits say; most bits of them matter.
+#[test]
+fn stubs_do_what_records_say() {
+    let mut emitter =
+        Emitter::new(Config { cache_size: 1 << 20, ..Config::default() }).expect("memory");
+    let mut allocator = Allocator::default();
+    let (mut stubs, mut broken, mut found) = (0, 0, 0);
+    each(0..60, |seed, _, _, version, (code, _)| {
+        emitter.flush_all();
+        let request = emitter.request(version.region, EntryState::Canonical).expect("a request");
+        let id = emitter.place(&request, code).expect("room");
+        let exits = emitter.fragment(id).expect("it is there").exits.clone().map(ExitId);
+        for exit in exits {
+            let to = match emitter.exit(exit).and_then(|e| e.target) {
+                Some(_) => StubTarget::Place,
+                None => StubTarget::Tables,
+            };
+            let Ok(request) = emitter.stub_request(exit, to) else { continue };
+            let Ok(mut stub) = request.compile(&mut allocator) else { continue };
+            if let Err(wrong) = request.verify(&stub) {
+                panic!("seed {seed}, {exit:?}: {wrong}\n{}{version}", wrong.setup);
+            }
+            stubs += 1;
+            let (start, end) = (stub.code.encoded.inside.1 as usize, stub.code.encoded.hot.len());
+            if start < end {
+                broken += 1;
+                stub.code.encoded.hot[start] ^= 0x40;
+                found += u64::from(request.verify(&stub).is_err());
+            }
+        }
+    });
+    assert!(stubs > 200 && broken > 100 && 2 * found > broken, "{stubs} {broken} {found}");
 }

@@ -23,6 +23,7 @@
 use super::exits::{Event, Stub};
 use super::policy::Destination;
 use crate::dispatch::fragments::Fragments;
+use crate::dispatch::validation;
 use dynasour_emitter::codegen::Allocator;
 use dynasour_emitter::{CodegenError, CompiledStub, ExitId, FragmentId, StubRequest, StubTarget};
 
@@ -42,6 +43,12 @@ impl StubWork {
     /// Its stores may need a register too many.
     pub fn compile(&self, allocator: &mut Allocator) -> Result<CompiledStub, CodegenError> {
         self.request.compile(allocator)
+    }
+
+    /// Compares the stub with the record of its exit, with `--verify-traces`. Does not return if they
+    /// disagree.
+    pub fn verify(&self, stub: &CompiledStub) {
+        validation::stub_or_end(self.request.exit(), self.request.verify(stub));
     }
 }
 
