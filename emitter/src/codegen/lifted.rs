@@ -30,7 +30,7 @@ use dynasour_ir::eval::State;
 use dynasour_ir::eval::check::Code;
 use dynasour_ir::semantics::ARITH_FLAGS;
 use dynasour_ir::validate::{Entered, HostNative, Left, Lowered};
-use dynasour_ir::{Anchor, Block, BlockId, Loc, Op, Operand, Term, Ty, Version};
+use dynasour_ir::{Anchor, Block, BlockId, Fact, Loc, Op, Operand, Term, Ty, Version};
 use rustc_hash::FxHashMap;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -241,6 +241,8 @@ impl<'c> LiftedCode<'c> {
 /// stub where a validation makes cases of a version.
 pub(crate) fn untouched(pc: u64) -> Version {
     let mut version = Version::new("stub", pc);
+    // The stub performs the record's stores, in an order that nobody can see.
+    version.context.facts.push(Fact::PrivateMemory);
     let locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index);
     let params = locs.clone().map(|loc| version.value(loc.ty())).collect();
     version.entry_locs = locs.collect();

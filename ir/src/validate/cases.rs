@@ -13,7 +13,8 @@
 //! on path: rdi = 0x1000 …      changes: [0x1000] = 6 | rsi = 0x1004 | page 0x1 faults | rcx = -1 …
 //! ```
 
-use super::machine::{Case, Change, Shadow};
+use super::case::{Case, Change};
+use super::machine::Shadow;
 use super::solve::{Sources, What};
 use super::{Validation, is_poll};
 use crate::eval::{Hooks, Leave, Machine, Reason, run};

@@ -15,7 +15,8 @@
 //! cold   gs:[exit_site] = 2; jmp out                        leave: record of site 2 → guest state
 //! ```
 
-use super::machine::{Case, Shadow, digest};
+use super::case::Case;
+use super::machine::{Shadow, digest};
 use super::{Disagreement, Limits, Passed, Report, Subject, Validation, nearest, walk};
 use crate::eval::check::{Code, run_base};
 use crate::eval::{Hooks, Leave, Machine, NoHooks, State};
@@ -162,7 +163,7 @@ impl Validation<'_> {
         case: &Case,
     ) -> Result<(), Box<Disagreement>> {
         self.report.cases += 1;
-        let entered = tried.code.enter(&case.state, case.segments());
+        let entered = tried.code.enter(&case.state, case.segments);
         let version = self.subject.optimised;
         let Some(entry) = case.at(&entered.guest, &entered.stores, version, &self.memory) else {
             return Ok(());

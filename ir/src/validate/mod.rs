@@ -14,7 +14,8 @@
 //!
 //! | module | what |
 //! | --- | --- |
-//! | [`machine`] | guest memory with a case's changes, and digests of states |
+//! | [`case`] | an entry state: guest memory with a case's changes |
+//! | [`machine`] | what a run has written, and digests of states |
 //! | [`solve`] | which change of a case gives a value another content |
 //! | [`lowered`] | the same for machine code, lifted back |
 //! | [`cases`] | the cases: directed ones from a run, and random ones |
@@ -27,6 +28,7 @@
 //! Example: a loop over an array has three guards and 20 opportunities in two iterations. The recorded
 //! state and 60 cases compare 900 states in 1.5 ms.
 
+mod case;
 mod cases;
 mod lowered;
 mod machine;
@@ -44,9 +46,10 @@ use crate::reach::Point;
 use crate::setup::Setup;
 use crate::types::{AnchorId, Loc};
 use crate::version::{Inst, Version};
+use case::{Case, Memory};
 use cases::Cases;
 pub use lowered::{Entered, HostNative, Left, Lowered, validate_code};
-use machine::{Case, Memory, Shadow, digest};
+use machine::{Shadow, digest};
 use rustc_hash::FxHashSet;
 use std::fmt;
 
@@ -75,7 +78,7 @@ pub struct Subject<'a> {
 pub struct Limits {
     /// Most cases.
     pub cases: u64,
-    /// IR instructions after which no further case is begun.
+    /// IR instructions after which no further case is begun, but for some.
     pub steps: u64,
 }
 
@@ -132,6 +135,8 @@ impl std::error::Error for Disagreement {}
 const ITERATIONS: u64 = 2;
 /// The same for long paths, so that more cases can be tried.
 const ITERATIONS_OF_LONG: u64 = 1;
+/// Cases of each trace, however long (guess).
+const LEAST_CASES: u64 = 6;
 /// Paths with more guest instructions are long (guess).
 const LONG: u64 = 400;
 /// IR instructions that a version may execute for each of `base`'s (guess; too few report a correct
@@ -243,10 +248,14 @@ fn walk<'a>(
         Case::new(&validation.subject.entry, validation.subject.results, built, &validation.memory);
     let mut rng = Rng::new(built.region);
     let (first, whole) = cases::on_path(&mut validation, first);
-    validation.report.whole = whole;
+    validation.report = Report { whole, ..Report::default() };
     compare(&mut validation, &first)?;
     let mut cases = Cases::new(&mut validation, &first, &mut rng);
-    while validation.report.cases < limits.cases && validation.report.steps < limits.steps {
+    let goes_on = |report: &Report| {
+        let steps = limits.steps;
+        report.cases < limits.cases && (report.steps < steps || report.cases < LEAST_CASES)
+    };
+    while goes_on(&validation.report) {
         let Some(case) = cases.next(&validation, &first, &mut rng) else { break };
         compare(&mut validation, &case)?;
     }

@@ -13,16 +13,16 @@
 //! to fail: v2 = 10, so v1 = 6: Change::Memory(content of v0, 4, 6)
 //! ```
 
-use super::machine::Change;
+use super::case::Change;
 use crate::defs::{Defs, Expr};
 use crate::op::Op;
 use crate::semantics::{self, AF, ARITH_FLAGS, CF, OF, PF, SF, ZF};
 use crate::types::{Loc, Operand, Ty};
 use crate::version::{Mem, Version};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
-/// Operations that are followed back (guess: guards are closer to what they test).
-const DEEPEST: u32 = 12;
+/// Operations that are looked at for one value (guess: unrolled loops count down in long chains).
+const MOST_STEPS: u32 = 200;
 
 /// Where a value that is not computed comes from.
 #[derive(Clone, Copy)]
@@ -41,6 +41,8 @@ pub(super) struct Sources<'v> {
     leaves: Vec<Option<Leaf>>,
     /// What was stored in the run under way, oldest first.
     stored: RefCell<Vec<Stored>>,
+    /// Operations that may still be looked at.
+    steps: Cell<u32>,
 }
 
 /// A store of a run.
@@ -91,8 +93,8 @@ impl<'v> Sources<'v> {
                 _ => {}
             }
         }
-        let stored = RefCell::default();
-        Sources { version, defs: Defs::of(version), leaves, stored }
+        let (stored, steps) = Default::default();
+        Sources { version, defs: Defs::of(version), leaves, stored, steps }
     }
 
     /// A run begins.
@@ -117,7 +119,8 @@ impl<'v> Sources<'v> {
     /// A change that lets the operand, of this type, have the content `wanted`. `values` are those of a
     /// run.
     pub fn set(&self, operand: Operand, ty: Ty, wanted: u64, values: &[u64]) -> Option<Change> {
-        self.invert(operand, ty, wanted & ty.mask(), values, DEEPEST)
+        self.steps.set(MOST_STEPS);
+        self.invert(operand, ty, wanted & ty.mask(), values)
     }
 
     fn content(values: &[u64], operand: Operand) -> u64 {
@@ -127,22 +130,15 @@ impl<'v> Sources<'v> {
         }
     }
 
-    fn invert(
-        &self,
-        operand: Operand,
-        ty: Ty,
-        wanted: u64,
-        values: &[u64],
-        depth: u32,
-    ) -> Option<Change> {
+    fn invert(&self, operand: Operand, ty: Ty, wanted: u64, values: &[u64]) -> Option<Change> {
         let value = operand.as_value()?;
-        let depth = depth.checked_sub(1)?;
+        self.steps.set(self.steps.get().checked_sub(1)?);
         if let Some(leaf) = self.leaves[value.index()] {
             return Some(match leaf {
                 Leaf::Entry(loc) => Change::Loc(loc, wanted),
                 Leaf::Native(ip, output) => Change::Native(ip, output, wanted),
                 Leaf::Argument(operand) => {
-                    return self.invert(operand, ty, wanted, values, depth);
+                    return self.invert(operand, ty, wanted, values);
                 }
                 Leaf::Load(mem, [base, index], ty) => {
                     let [base, index] = [base, index].map(|o| Self::content(values, o));
@@ -156,8 +152,14 @@ impl<'v> Sources<'v> {
                             let rest = u64::from(stored.size).checked_sub(offset);
                             let is_inside = rest.is_some_and(|rest| u64::from(size) <= rest);
                             return match stored.what {
-                                What::Operand(operand) if offset == 0 && size == stored.size => {
-                                    self.invert(operand, ty, wanted, values, depth)
+                                What::Operand(operand) if is_inside => {
+                                    // Perhaps a part of what was stored.
+                                    let whole = Ty::int_of_bytes(stored.size)?;
+                                    let shift = 8 * offset;
+                                    let others = !(ty.mask() << shift) & whole.mask();
+                                    let wanted =
+                                        Self::content(values, operand) & others | wanted << shift;
+                                    self.invert(operand, whole, wanted, values)
                                 }
                                 What::Native(ip) if is_inside => {
                                     Some(Change::Stored(ip, offset, size, wanted))
@@ -171,11 +173,11 @@ impl<'v> Sources<'v> {
         }
         let expr = self.defs.get(operand)?;
         if ty == Ty::I1 {
-            return self.decide(&expr, wanted != 0, values, depth);
+            return self.decide(&expr, wanted != 0, values);
         }
         let has = |i: usize| Self::content(values, expr.args[i]);
         let then = |i: usize, wanted: u64, from: Ty| {
-            self.invert(expr.args[i], from, wanted & from.mask(), values, depth)
+            self.invert(expr.args[i], from, wanted & from.mask(), values)
         };
         let same = expr.ty;
         let count = || has(1) as u32 & if same.bits() == 64 { 63 } else { 31 };
@@ -209,6 +211,11 @@ impl<'v> Sources<'v> {
             Op::Insert8Low => then(1, wanted, Ty::I8),
             Op::Insert8High => then(1, wanted >> 8, Ty::I8),
             Op::Insert16 => then(1, wanted, Ty::I16),
+            Op::Ctz if wanted < u64::from(same.bits()) => then(0, 1 << wanted, same),
+            Op::Clz if wanted < u64::from(same.bits()) => {
+                then(0, 1 << (u64::from(same.bits()) - 1 - wanted), same)
+            }
+            Op::Popcnt if wanted < u64::from(same.bits()) => then(0, (1 << wanted) - 1, same),
             Op::Select => then(if has(0) != 0 { 1 } else { 2 }, wanted, same),
             _ => None,
         }
@@ -231,8 +238,7 @@ impl<'v> Sources<'v> {
     }
 
     /// A change that lets a predicate be `wanted`.
-    fn decide(&self, expr: &Expr, wanted: bool, values: &[u64], depth: u32) -> Option<Change> {
-        let depth = depth.checked_sub(1)?;
+    fn decide(&self, expr: &Expr, wanted: bool, values: &[u64]) -> Option<Change> {
         match expr.op {
             Op::Cond(_) => {
                 let flags = expr.args[0];
@@ -243,15 +249,15 @@ impl<'v> Sources<'v> {
                     let image = all.into_iter().find(|image| {
                         (semantics::eval(expr.op, expr.ty, &[*image]) != 0) == wanted
                     })?;
-                    return self.invert(flags, Ty::Flags, image, values, depth);
+                    return self.invert(flags, Ty::Flags, image, values);
                 };
                 let outcome = |args: &[u64]| {
                     let image = semantics::eval(by.op, by.ty, args);
                     semantics::eval(expr.op, expr.ty, &[image]) != 0
                 };
-                self.replace(&by, values, depth, |args| outcome(args) == wanted)
+                self.replace(&by, values, |args| outcome(args) == wanted)
             }
-            _ => self.replace(expr, values, depth, |args| {
+            _ => self.replace(expr, values, |args| {
                 (semantics::eval(expr.op, expr.ty, args) != 0) == wanted
             }),
         }
@@ -262,7 +268,6 @@ impl<'v> Sources<'v> {
         &self,
         expr: &Expr,
         values: &[u64],
-        depth: u32,
         is_wanted: impl Fn(&[u64]) -> bool,
     ) -> Option<Change> {
         let contents: Vec<u64> =
@@ -296,7 +301,7 @@ impl<'v> Sources<'v> {
                     }
                 }
                 if is_wanted(&args)
-                    && let Some(change) = self.invert(*operand, ty, args[i], values, depth)
+                    && let Some(change) = self.invert(*operand, ty, args[i], values)
                 {
                     return Some(change);
                 }
