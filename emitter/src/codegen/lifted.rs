@@ -2,18 +2,18 @@
 //! ([`dynasour_ir::validate`]): by the lifter that lifts guest code, as if the code stood at an address.
 //!
 //! This checks selection, allocation, encoding and the records of exits together, and shares none of
-//! their code: only the lifter and [`Record::apply`](crate::record::Record::apply), which the runtime uses, too.
+//! their code but [`Record::apply`], which the runtime uses, too.
 //!
-//! The code begins behind the instructions that load the extended state, because the model has no extended state apart from
-//! its place. It ends where it goes to the runtime, or to another fragment: at an unlinked end, a
-//! record, or the tail of an indirect end.
+//! The code begins behind the instructions that load the extended state, because the model has no
+//! extended state apart from its place. It ends where it goes to the runtime, or to another fragment: at
+//! an unlinked end, a record, or the tail of an indirect end.
 //!
 //! A side trace begins in the state of an exit. The host's registers and slots are chosen such that the
-//! exit's record gives the guest state that is asked for, as far as it can. A resolved stub begins there, too, and
-//! must end in that guest state.
+//! exit's record gives the guest state that is asked for, as far as it can. A resolved stub begins there,
+//! too, and must end in that guest state.
 //!
-//! **Data.** [`LiftedCode`] borrows the code and owns what was lifted. One thread uses
-//! it; no lock.
+//! **Data.** [`LiftedCode`] borrows the code and owns what was lifted. **Invariant.** What the code reads
+//! and writes beside guest memory lies in [`CONTEXT`]. One thread uses it; no lock.
 //!
 //! ```text
 //! HOT + entry     add rax, rbx; …; jne COLD + 8        COLD + 8   gs:[exit_site] = 0; jmp LEAVE_RAW
@@ -35,8 +35,9 @@ use rustc_hash::FxHashMap;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Where the hot code stands. All these addresses are near each other, and no guest has memory there.
-const HOT: u64 = 0x7fff_8000_0000;
+/// Where the hot code stands. All these addresses are near each other, and none is canonical, so no guest
+/// has memory there.
+const HOT: u64 = 0x7a00_0000_8000_0000;
 /// Where the cold code stands.
 const COLD: u64 = HOT + 0x1000_0000;
 /// Where code leaves with raw registers.
@@ -78,9 +79,7 @@ impl Image {
         }
         image
     }
-}
 
-impl Image {
     /// The address of a guard's jump, and where control goes when the guard fails.
     fn way_out(&self, guard: &EncodedGuard) -> (u64, u64) {
         let behind = guard.at as usize + JCC;
@@ -237,8 +236,8 @@ impl<'c> LiftedCode<'c> {
     }
 }
 
-/// The version of a stub's region that leaves at once, in the state in which it is entered. It stands for the
-/// stub where a validation makes cases of a version.
+/// The version of a stub's region that leaves at once, in the state in which it is entered. It stands
+/// for the stub where a validation makes cases of a version.
 pub(crate) fn untouched(pc: u64) -> Version {
     let mut version = Version::new("stub", pc);
     // The stub performs the record's stores, in an order that nobody can see.

@@ -16,7 +16,7 @@
 use super::case::{Case, Change};
 use super::machine::Shadow;
 use super::solve::{Sources, What};
-use super::{Validation, is_poll};
+use super::{Validation, insts, is_poll};
 use crate::eval::{Hooks, Leave, Machine, Reason, run};
 use crate::op::Op;
 use crate::random::Rng;
@@ -180,8 +180,7 @@ fn propose<'v, 'r>(
     };
     sources.begin();
     // Enough for each instruction in each iteration, and loops without polls end.
-    let insts: usize = version.blocks.iter().map(|b| b.insts.len() + 1).sum();
-    let most = insts as u64 * (validation.iterations() + 2);
+    let most = insts(version) * (validation.iterations() + 2);
     let mut steps = most;
     let left = run(version, &mut state, &mut machine, &mut proposer, &mut steps);
     validation.report.steps += most - steps;

@@ -99,12 +99,14 @@ pub fn validate_code(
     code: &mut dyn Lowered,
     limits: Limits,
 ) -> Result<Report, Box<Disagreement>> {
-    let mut tried = Tried { code, forced: FxHashMap::default() };
+    let (natives, ways, heads) =
+        (code.natives().clone(), code.ways().clone(), code.heads().to_vec());
+    let mut tried = Tried { code, natives, ways, heads, forced: FxHashMap::default() };
     let compare =
         |validation: &mut Validation<'_>, case: &Case| validation.compare_code(&mut tried, case);
     let report = walk(Validation::new(subject), limits, compare)?;
     let taken = tried.forced.len() as u64;
-    Ok(Report { exits: [tried.code.ways().len() as u64, taken], guards: 0, ..report })
+    Ok(Report { exits: [tried.ways.len() as u64, taken], guards: 0, ..report })
 }
 
 /// Stops where control may leave.
@@ -150,11 +152,21 @@ impl Hooks<Shadow<'_>> for Ways<'_> {
 /// same).
 const MOST_FORCED: u32 = 4;
 
-/// Machine code, and how often each way out of it may still be taken by force.
+/// Machine code with its tables, and how often each way out of it may still be taken by force.
 struct Tried<'c> {
     code: &'c mut dyn Lowered,
+    natives: FxHashMap<u64, HostNative>,
+    ways: FxHashMap<u64, u64>,
+    heads: Vec<(u64, u64)>,
     forced: FxHashMap<u64, u32>,
 }
+
+/// What of it a run uses and changes: code, ways, heads, and how often each way may still be taken.
+type Parts<'a> =
+    (&'a mut dyn Lowered, &'a FxHashMap<u64, u64>, &'a [(u64, u64)], &'a mut FxHashMap<u64, u32>);
+
+/// Where control is, and the state there.
+type Reached<'m> = (u64, State, Shadow<'m>);
 
 impl Validation<'_> {
     fn compare_code(
@@ -168,97 +180,140 @@ impl Validation<'_> {
         let Some(entry) = case.at(&entered.guest, &entered.stores, version, &self.memory) else {
             return Ok(());
         };
-        let (passed, _) = self.base_from(entered.pc.unwrap_or(version.region), &entry);
-        let (case, before) = (&entry, case);
-        let Err(what) = self.run_code(tried, (case, before), entered, &passed) else {
-            return Ok(());
+        let passed = self.base_from(entered.pc.unwrap_or(version.region), &entry);
+        let polls = self.iterations() + 1;
+        let machine =
+            Shadow::of_host(&entry, &self.memory, version, tried.code.context(), &tried.natives);
+        let way = Entry { before: case, entered, polls };
+        let (what, reached) = match run_code(
+            (&mut *tried.code, &tried.ways, &tried.heads, &mut tried.forced),
+            way,
+            machine,
+            &passed,
+        ) {
+            Ok(Ran { states, steps }) => {
+                self.report.states += states;
+                self.report.steps += steps;
+                return Ok(());
+            }
+            Err(wrong) => wrong,
         };
-        let setup = case.setup(&self.memory);
-        let what = format!("the machine code of {}: {what}", self.subject.optimised.name);
-        Err(Box::new(Disagreement { what, forced: None, built: false, setup, case: case.clone() }))
+        let nearest = reached.map(|reached| {
+            let (pc, state, machine) = *reached;
+            let Subject { code, built, .. } = &mut self.subject;
+            let before = Shadow::new(&entry, &self.memory, built);
+            nearest(&mut **code, built, &entry.state, before, (pc, &state, &machine))
+        });
+        let what = match nearest {
+            Some(nearest) => format!("{what}: {nearest}"),
+            None => what,
+        };
+        let setup = entry.setup(&self.memory);
+        let what = format!("the machine code of {}: {what}", version.name);
+        let case = entry.clone();
+        Err(Box::new(Disagreement { what, forced: None, built: false, setup, case }))
     }
+}
 
-    fn run_code(
-        &mut self,
-        Tried { code, forced }: &mut Tried<'_>,
-        (case, before): (&Case, &Case),
-        entered: Entered,
-        passed: &Passed,
-    ) -> Result<(), String> {
-        let (natives, ways) = (code.natives().clone(), code.ways().clone());
-        let heads = code.heads().to_vec();
-        let mut machine =
-            Shadow::of_host(case, &self.memory, self.subject.optimised, code.context(), &natives);
-        let Entered { words, host: mut state, stores, .. } = entered;
-        words.into_iter().for_each(|(address, word)| machine.write_context(address, word));
-        machine.undo(&stores, before);
-        let left = self.iterations() + 1;
-        let mut hooks =
-            Ways { heads: &heads, left, ways: &ways, forced, passed: None, is_over: false };
-        let mut at = code.entry();
-        let mut steps = MOST_STEPS;
-        let mut others = Vec::new();
-        let end = loop {
-            let mut lifted = CodeOf(&mut **code);
-            let left = run_base(&mut lifted, at, &mut state, &mut machine, &mut hooks, &mut steps);
-            at = match left {
-                Ok(Leave::Goto(to)) => break to,
-                Ok(Leave::Stopped { pc }) if std::mem::take(&mut hooks.is_over) => {
-                    let landing = heads.iter().find(|(head, _)| *head == pc);
-                    landing.map(|(_, landing)| *landing).ok_or("no way out of a loop")?
-                }
-                Ok(Leave::Stopped { pc }) => {
-                    others.push((ways[&pc], state.clone(), machine.clone()));
-                    hooks.passed = Some(pc);
-                    pc
-                }
-                Ok(Leave::Fault { pc, fault }) => match ways.get(&pc) {
-                    Some(out) => *out,
-                    None => return Err(format!("{pc:#x}: {fault}, without a record")),
-                },
-                Ok(leave) => return Err(leave.to_string()),
-                Err(error) => return Err(error.to_string()),
-            };
+/// How a run begins.
+struct Entry<'c> {
+    /// The case before the stores that are still to be performed.
+    before: &'c Case,
+    entered: Entered,
+    /// How often a head may be reached.
+    polls: u64,
+}
+
+/// What a run has done.
+#[derive(Default)]
+struct Ran {
+    states: u64,
+    steps: u64,
+}
+
+/// What is wrong, and the guest state that was reached, if it is a wrong one.
+type Wrong<'m> = (String, Option<Box<Reached<'m>>>);
+
+/// Runs the code from its entry, and leaves by each way that it passes.
+fn run_code<'m>(
+    (code, ways, heads, forced): Parts<'_>,
+    Entry { before, entered, polls }: Entry<'_>,
+    mut machine: Shadow<'m>,
+    passed: &Passed,
+) -> Result<Ran, Wrong<'m>> {
+    let Entered { words, host: mut state, stores, .. } = entered;
+    words.into_iter().for_each(|(address, word)| machine.write_context(address, word));
+    machine.undo(&stores, before);
+    let mut hooks = Ways { heads, left: polls, ways, forced, passed: None, is_over: false };
+    let mut ran = Ran::default();
+    let (mut at, mut steps) = (code.entry(), MOST_STEPS);
+    loop {
+        let left =
+            run_base(&mut CodeOf(code), at, &mut state, &mut machine, &mut hooks, &mut steps);
+        at = match left {
+            Ok(Leave::Goto(to)) => {
+                leave(code, (to, state, machine), passed, &mut ran)?;
+                ran.steps += MOST_STEPS - steps;
+                return Ok(ran);
+            }
+            Ok(Leave::Stopped { pc }) if std::mem::take(&mut hooks.is_over) => {
+                let landing = heads.iter().find(|(head, _)| *head == pc);
+                let no_landing = || ("there is no way out of a loop".to_string(), None);
+                landing.map(|(_, landing)| *landing).ok_or_else(no_landing)?
+            }
+            Ok(Leave::Stopped { pc }) => {
+                leave(code, (ways[&pc], state.clone(), machine.clone()), passed, &mut ran)?;
+                hooks.passed = Some(pc);
+                pc
+            }
+            Ok(Leave::Fault { pc, fault }) => match ways.get(&pc) {
+                Some(out) => *out,
+                None => return Err((format!("{pc:#x}: {fault}, without a record"), None)),
+            },
+            Ok(leave) => return Err((leave.to_string(), None)),
+            Err(error) => return Err((error.to_string(), None)),
         };
-        others.push((end, state, machine));
-        for (at, mut state, mut machine) in others {
-            let mut lifted = CodeOf(&mut **code);
-            let left =
-                run_base(&mut lifted, at, &mut state, &mut machine, &mut NoHooks, &mut steps);
-            let end = match left {
-                Ok(Leave::Goto(to)) => to,
-                Ok(leave) => return Err(leave.to_string()),
-                Err(error) => return Err(error.to_string()),
-            };
-            self.report.states += 1;
-            let load = |address: u64| machine.read_context(address);
-            let Left { pc, state, stores } = code.leave(end, &state, &load)?;
-            let faults =
-                |(address, size, _): &&(u64, u32, u64)| !machine.can_store(*address, *size);
-            if let Some((address, ..)) = stores.iter().find(faults) {
-                return Err(format!("its deferred store to {address:#x} faults"));
-            }
-            if !passed.contains(pc, digest(&state, &machine, &stores)) {
-                for &(address, size, value) in &stores {
-                    // It succeeds, as was seen.
-                    let _ = machine.store(address, size, value);
-                }
-                let Subject { code, built, .. } = &mut self.subject;
-                let before = Shadow::new(case, &self.memory, built);
-                let nearest =
-                    nearest(&mut **code, built, &case.state, before, (pc, &state, &machine));
-                let what = "in a state that base does not pass";
-                return Err(format!("leaves by {at:#x} to {pc:#x} {what}: {nearest}"));
-            }
-        }
-        self.report.steps += MOST_STEPS - steps;
-        Ok(())
     }
+}
+
+/// Goes on from where the code is left, and compares the guest state that results.
+fn leave<'m>(
+    code: &mut dyn Lowered,
+    (from, mut state, mut machine): Reached<'m>,
+    passed: &Passed,
+    ran: &mut Ran,
+) -> Result<(), Wrong<'m>> {
+    let mut steps = MOST_STEPS;
+    let left =
+        run_base(&mut CodeOf(code), from, &mut state, &mut machine, &mut NoHooks, &mut steps);
+    let end = match left {
+        Ok(Leave::Goto(to)) => to,
+        Ok(leave) => return Err((leave.to_string(), None)),
+        Err(error) => return Err((error.to_string(), None)),
+    };
+    ran.states += 1;
+    ran.steps += MOST_STEPS - steps;
+    let load = |address: u64| machine.read_context(address);
+    let left = code.leave(end, &state, &load);
+    let Left { pc, state, stores } = left.map_err(|what| (what, None))?;
+    let faults = |(address, size, _): &&(u64, u32, u64)| !machine.can_store(*address, *size);
+    if let Some((address, ..)) = stores.iter().find(faults) {
+        return Err((format!("its deferred store to {address:#x} faults"), None));
+    }
+    if passed.contains(pc, digest(&state, &machine, &stores)) {
+        return Ok(());
+    }
+    for &(address, size, value) in &stores {
+        // It succeeds, as was seen.
+        let _ = machine.store(address, size, value);
+    }
+    let what = format!("leaves by {from:#x} to {pc:#x} in a state that base does not pass");
+    Err((what, Some(Box::new((pc, state, machine)))))
 }
 
 /// IR instructions of one run of machine code (guess: more than any trace has in some iterations; loops
 /// end by their heads).
-const MOST_STEPS: u64 = 2_000_000;
+const MOST_STEPS: u64 = 4_000_000;
 
 /// The blocks of lowered code alone.
 struct CodeOf<'a>(&'a mut dyn Lowered);

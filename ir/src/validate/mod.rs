@@ -136,13 +136,9 @@ const ITERATIONS: u64 = 2;
 /// The same for long paths, so that more cases can be tried.
 const ITERATIONS_OF_LONG: u64 = 1;
 /// Cases of each trace, however long (guess).
-const LEAST_CASES: u64 = 6;
+const LEAST_CASES: u64 = 3;
 /// Paths with more guest instructions are long (guess).
 const LONG: u64 = 400;
-/// IR instructions that a version may execute for each of `base`'s (guess; too few report a correct
-/// version, one that never leaves takes that much time).
-const HASTE: u64 = 8;
-
 /// The states that `base` passes from one entry state.
 struct Passed {
     states: FxHashSet<(u64, u64)>,
@@ -215,6 +211,11 @@ impl<'m> Hooks<Shadow<'m>> for Watch<'_> {
         }
         self.wrong.is_some() || self.polls == 0
     }
+}
+
+/// The instructions and terminators of a version.
+fn insts(version: &Version) -> u64 {
+    version.blocks.iter().map(|b| b.insts.len() as u64 + 1).sum()
 }
 
 fn is_poll(version: &Version, point: Point) -> bool {
@@ -313,13 +314,13 @@ impl<'a> Validation<'a> {
         if self.subject.length > LONG { ITERATIONS_OF_LONG } else { ITERATIONS }
     }
 
-    /// The states that `base` passes, and how many IR instructions that took.
-    fn base(&mut self, case: &Case) -> (Passed, u64) {
+    /// The states that `base` passes.
+    fn base(&mut self, case: &Case) -> Passed {
         self.base_from(self.subject.built.region, case)
     }
 
     /// The same from this pc.
-    fn base_from(&mut self, pc: u64, case: &Case) -> (Passed, u64) {
+    fn base_from(&mut self, pc: u64, case: &Case) -> Passed {
         // A version is left at the head after one iteration more than it may pass it.
         let most = (self.iterations() + 2) * self.subject.length + 2;
         let mut passed = Passed { states: FxHashSet::default(), instructions: 0, most };
@@ -330,9 +331,8 @@ impl<'a> Validation<'a> {
         if let Ok(Leave::Goto(pc)) = leave {
             passed.states.insert((pc, digest(&state, &machine, &[])));
         }
-        let steps = u64::MAX - steps;
-        self.report.steps += steps;
-        (passed, steps)
+        self.report.steps += u64::MAX - steps;
+        passed
     }
 
     /// Compares the optimised version with `base` from this entry state.
@@ -351,15 +351,16 @@ impl<'a> Validation<'a> {
 
     /// What is wrong with a version in this case, and the opportunity that was taken to see it.
     fn disagrees(&mut self, version: &Version, case: &Case) -> Option<(Option<u64>, String)> {
-        let (passed, base_steps) = self.base(case);
+        let passed = self.base(case);
         let (mut state, mut machine) =
             (case.state.clone(), Shadow::new(case, &self.memory, version));
         let polls = self.iterations() + 1;
+        // Loops end by their polls.
+        let most = insts(version) * (polls + 1);
         let is_optimised = std::ptr::eq(version, self.subject.optimised);
         let mut other = FxHashSet::default();
         let outcomes = if is_optimised { &mut self.outcomes } else { &mut other };
         let mut watch = Watch { version, passed: &passed, polls, seen: 0, wrong: None, outcomes };
-        let most = HASTE * base_steps + 1000;
         let mut steps = most;
         let left = run(version, &mut state, &mut machine, &mut watch, &mut steps);
         let (seen, wrong) = (watch.seen, watch.wrong);

@@ -1,9 +1,9 @@
 //! Which change of a case gives a value of a run another content.
 //!
-//! A value is followed back through its pure definitions, and out of a loop as in its first iteration, to one
-//! *leaf*: a register at entry, a load, or a native's result. Operations on the way are inverted. The result is a proposal: the leaf may occur
-//! elsewhere, too, or be overwritten before the load. A load of what was stored in the run leads to the
-//! operand that was stored. The next run shows what comes of it.
+//! A value is followed back through its pure definitions, and out of a loop as in its first iteration, to
+//! one *leaf*: a register at entry, a load, or a native's result. Operations on the way are inverted. A load
+//! of what was stored in the run leads to the operand that was stored. The result is a proposal: the leaf
+//! may occur elsewhere, too. The next run shows what comes of it.
 //!
 //! Data: [`Sources`], the definitions of one version. Invariant: none; a wrong proposal costs a case. No
 //! lock.
