@@ -29,7 +29,7 @@ use dynasour_guest::lift::{LiftedBlock, MAX_BLOCK, lift_block};
 use dynasour_ir::eval::State;
 use dynasour_ir::eval::check::Code;
 use dynasour_ir::semantics::ARITH_FLAGS;
-use dynasour_ir::validate::{Entered, HostNative, Left, Lowered};
+use dynasour_ir::validate::{Entered, HostNative, Left, Lowered, Tables};
 use dynasour_ir::{Anchor, Block, BlockId, Fact, Loc, Op, Operand, Term, Ty, Version};
 use rustc_hash::FxHashMap;
 use std::cell::RefCell;
@@ -123,12 +123,9 @@ impl Fetch for Image {
 /// Compiled code, lifted as far as it was executed.
 pub struct LiftedCode<'c> {
     code: &'c CompiledCode,
-    version: &'c Version,
     image: Image,
     blocks: FxHashMap<u64, LiftedBlock>,
-    natives: FxHashMap<u64, HostNative>,
-    heads: Vec<(u64, u64)>,
-    ways: FxHashMap<u64, u64>,
+    tables: Tables,
     /// The record of the exit in whose state it is entered.
     from: Option<&'c Record>,
     /// It executes no guest instruction, and is for any pc that the record gives.
@@ -139,11 +136,7 @@ pub struct LiftedCode<'c> {
 
 impl<'c> LiftedCode<'c> {
     /// The code of a version, compiled for this request.
-    pub fn new(
-        code: &'c CompiledCode,
-        version: &'c Version,
-        request: &'c Request,
-    ) -> LiftedCode<'c> {
+    pub fn new(code: &'c CompiledCode, version: &Version, request: &'c Request) -> LiftedCode<'c> {
         let from = match &request.entry {
             FragmentEntry::Canonical => None,
             FragmentEntry::FromExit(exit) => Some(&exit.record),
@@ -154,7 +147,7 @@ impl<'c> LiftedCode<'c> {
     /// A resolved stub of an exit with this record. `version` is [`untouched`].
     pub(crate) fn of_stub(
         code: &'c CompiledCode,
-        version: &'c Version,
+        version: &Version,
         record: &'c Record,
     ) -> LiftedCode<'c> {
         LiftedCode { is_stub: true, ..LiftedCode::entered(code, version, Some(record)) }
@@ -162,7 +155,7 @@ impl<'c> LiftedCode<'c> {
 
     fn entered(
         code: &'c CompiledCode,
-        version: &'c Version,
+        version: &Version,
         from: Option<&'c Record>,
     ) -> LiftedCode<'c> {
         let encoded = &code.encoded;
@@ -175,40 +168,21 @@ impl<'c> LiftedCode<'c> {
             Some((HOT + u64::from(*at), cold.address((HOT, COLD))))
         });
         let ways = encoded.guards.iter().map(|guard| image.way_out(guard)).chain(faults);
-        let ways = ways.collect();
-        let mut lifted = LiftedCode {
+        let tables = Tables {
+            entry: HOT + u64::from(encoded.inside.1),
+            context: CONTEXT,
+            heads: heads.collect(),
+            ways: ways.collect(),
+            natives: natives(encoded, &image, version),
+        };
+        LiftedCode {
             code,
-            version,
             image,
             blocks: FxHashMap::default(),
-            natives: FxHashMap::default(),
-            heads: heads.collect(),
-            ways,
+            tables,
             from,
             is_stub: false,
             applied: RefCell::new(ThreadContext::new()),
-        };
-        lifted.find_natives();
-        lifted
-    }
-
-    /// Relates the natives of the version with their instructions in the code.
-    fn find_natives(&mut self) {
-        for &(at, ip) in &self.code.encoded.natives {
-            let at = HOT + u64::from(at);
-            let block = lift_block(at, &self.image, 1);
-            let host = block.version.blocks[BlockId(0).index()]
-                .insts
-                .iter()
-                .find(|inst| inst.op == Op::Native)
-                .and_then(|inst| block.version.natives.get(inst.native?.index()));
-            let guest = self.version.natives.iter().find(|native| native.inst.ip() == ip);
-            let Some((host, guest)) = host.zip(guest) else { continue };
-            let inputs = guest.gpr_in.iter().map(|g| host.gpr_in.iter().position(|h| h == g));
-            let outputs = guest.gpr_out.iter().map(|g| host.gpr_out.iter().position(|h| h == g));
-            if let (Some(inputs), Some(outputs)) = (inputs.collect(), outputs.collect()) {
-                self.natives.insert(at, HostNative { guest: guest.clone(), inputs, outputs });
-            }
         }
     }
 
@@ -234,6 +208,27 @@ impl<'c> LiftedCode<'c> {
         let site = self.code.sites.get(number);
         site.map(|site| (number, site)).ok_or_else(|| format!("there is no exit {number}"))
     }
+}
+
+/// The natives of the version, by the addresses of their instructions in the code.
+fn natives(code: &Encoded, image: &Image, version: &Version) -> FxHashMap<u64, HostNative> {
+    let mut found = FxHashMap::default();
+    for &(at, ip) in &code.natives {
+        let at = HOT + u64::from(at);
+        let block = lift_block(at, image, 1);
+        let mut insts = block.version.blocks[BlockId(0).index()].insts.iter();
+        let host = insts
+            .find(|inst| inst.op == Op::Native)
+            .and_then(|inst| block.version.natives.get(inst.native?.index()));
+        let guest = version.natives.iter().find(|native| native.inst.ip() == ip);
+        let Some((host, guest)) = host.zip(guest) else { continue };
+        let inputs = guest.gpr_in.iter().map(|g| host.gpr_in.iter().position(|h| h == g));
+        let outputs = guest.gpr_out.iter().map(|g| host.gpr_out.iter().position(|h| h == g));
+        if let (Some(inputs), Some(outputs)) = (inputs.collect(), outputs.collect()) {
+            found.insert(at, HostNative { guest: guest.clone(), inputs, outputs });
+        }
+    }
+    found
 }
 
 /// The version of a stub's region that leaves at once, in the state in which it is entered. It stands
@@ -271,12 +266,8 @@ impl Code for LiftedCode<'_> {
 }
 
 impl Lowered for LiftedCode<'_> {
-    fn entry(&self) -> u64 {
-        HOT + u64::from(self.code.encoded.inside.1)
-    }
-
-    fn context(&self) -> Range<u64> {
-        CONTEXT
+    fn tables(&self) -> Tables {
+        self.tables.clone()
     }
 
     fn enter(&self, state: &State, segments: [u64; 2]) -> Entered {
@@ -318,18 +309,6 @@ impl Lowered for LiftedCode<'_> {
         let Left { pc, state: guest, stores } = left_by(record, &mut context);
         let pc = self.is_stub.then_some(pc);
         Entered { pc, words: self.words(&host, segments, &slots), host, guest, stores }
-    }
-
-    fn heads(&self) -> &[(u64, u64)] {
-        &self.heads
-    }
-
-    fn natives(&self) -> &FxHashMap<u64, HostNative> {
-        &self.natives
-    }
-
-    fn ways(&self) -> &FxHashMap<u64, u64> {
-        &self.ways
     }
 
     fn leave(&self, at: u64, state: &State, load: &dyn Fn(u64) -> u64) -> Result<Left, String> {

@@ -16,13 +16,13 @@
 use super::case::{Case, Change};
 use super::machine::Shadow;
 use super::solve::{Sources, What};
-use super::{Validation, insts, is_poll};
+use super::{Validation, content, insts, is_poll};
 use crate::eval::{Hooks, Leave, Machine, Reason, run};
 use crate::op::Op;
 use crate::random::Rng;
 use crate::reach::Point;
 use crate::semantics::ARITH_FLAGS;
-use crate::types::{AnchorId, Loc, Operand, Ty};
+use crate::types::{AnchorId, Loc, Ty};
 use crate::version::{Effects, Inst, Mem, Version};
 use rustc_hash::FxHashSet;
 
@@ -67,14 +67,10 @@ impl Proposer<'_, '_> {
         machine: &Shadow<'_>,
     ) {
         let segment = mem.seg.map_or(0, |s| machine.segment_base(s));
-        let content = |o: Operand| match o {
-            Operand::Const(c) => c,
-            Operand::Value(v) => values[v.index()],
-        };
         let (base, index) = (inst.args[0], inst.args[1]);
-        let scaled = content(index).wrapping_mul(u64::from(mem.scale));
+        let scaled = content(values, index).wrapping_mul(u64::from(mem.scale));
         let rest = segment.wrapping_add(scaled).wrapping_add(mem.disp as u64);
-        let address = content(base).wrapping_add(rest);
+        let address = content(values, base).wrapping_add(rest);
         let native = inst.native.and_then(|n| self.version.natives.get(n.index()));
         let size = native.map_or(inst.ty.bytes(), |native| native.mem_size.unwrap_or(0));
         if size == 0 {
@@ -233,12 +229,7 @@ impl Cases {
     }
 
     /// The next case.
-    pub fn next(
-        &mut self,
-        validation: &Validation<'_>,
-        on_path: &Case,
-        rng: &mut Rng,
-    ) -> Option<Case> {
+    pub fn next(&mut self, validation: &Validation<'_>, on_path: &Case, rng: &mut Rng) -> Case {
         let version = validation.subject.optimised;
         let turn = self.turn;
         self.turn += 1;
@@ -253,7 +244,7 @@ impl Cases {
             case = change(&case, turn / PAIRS, rng);
         }
         case.peer = !version.context.private_memory() && turn % 3 == 2;
-        Some(case)
+        case
     }
 }
 

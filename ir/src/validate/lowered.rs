@@ -3,7 +3,7 @@
 //!
 //! The code has registers, spill slots and records of its own, so that only the states in which it
 //! leaves are compared: at ends, failed guards, faults, and at the loop's safe point. There the way out
-//! is followed as the runtime follows it ([`Lowered::leave`]). Where it could leave ([`Lowered::ways`]) but
+//! is followed as the runtime follows it ([`Lowered::leave`]). Where it could leave ([`Tables::ways`]) but
 //! does not, a copy of the machine leaves, so that the record of each exit is followed.
 //!
 //! **Data.** [`Lowered`] has the code; a run owns its machine, in which the words of the thread's context
@@ -26,30 +26,33 @@ use std::ops::Range;
 
 /// Machine code of a version. Its blocks are those of the lifted code, by host addresses.
 pub trait Lowered: Code {
-    /// The address at which it is entered.
-    fn entry(&self) -> u64;
-
-    /// The addresses of the thread's context, which GS points to.
-    fn context(&self) -> Range<u64>;
+    /// Where it is entered and left.
+    fn tables(&self) -> Tables;
 
     /// The host's state at entry for a guest state; segments are the bases of FS and GS.
     fn enter(&self, state: &State, segments: [u64; 2]) -> Entered;
-
-    /// The loops' heads, and for each the address to go on at when control is to leave there.
-    fn heads(&self) -> &[(u64, u64)];
-
-    /// The natives of the version, by their host addresses.
-    fn natives(&self) -> &FxHashMap<u64, HostNative>;
-
-    /// The instructions at which control may leave: guards, and what may fault. For each the address to go
-    /// on at.
-    fn ways(&self) -> &FxHashMap<u64, u64>;
 
     /// The guest state when control has left the code to `at`. `load` reads words of the context.
     ///
     /// # Errors
     /// Control cannot be there.
     fn leave(&self, at: u64, state: &State, load: &dyn Fn(u64) -> u64) -> Result<Left, String>;
+}
+
+/// Addresses of machine code.
+#[derive(Clone, Debug, Default)]
+pub struct Tables {
+    /// Where it is entered.
+    pub entry: u64,
+    /// The addresses of the thread's context, which GS points to.
+    pub context: Range<u64>,
+    /// The loops' heads, and for each the address to go on at when control is to leave there.
+    pub heads: Vec<(u64, u64)>,
+    /// The instructions at which control may leave: guards, and what may fault. For each the address to
+    /// go on at.
+    pub ways: FxHashMap<u64, u64>,
+    /// The natives of the version.
+    pub natives: FxHashMap<u64, HostNative>,
 }
 
 /// The state in which code is entered. A side trace is entered in the state of an exit, which not every
@@ -99,22 +102,20 @@ pub fn validate_code(
     code: &mut dyn Lowered,
     limits: Limits,
 ) -> Result<Report, Box<Disagreement>> {
-    let (natives, ways, heads) =
-        (code.natives().clone(), code.ways().clone(), code.heads().to_vec());
-    let mut tried = Tried { code, natives, ways, heads, forced: FxHashMap::default() };
+    let tables = code.tables();
+    let mut tried = Tried { code, tables: &tables, forced: FxHashMap::default() };
     let compare =
         |validation: &mut Validation<'_>, case: &Case| validation.compare_code(&mut tried, case);
     let report = walk(Validation::new(subject), limits, compare)?;
-    let taken = tried.forced.len() as u64;
-    Ok(Report { exits: [tried.ways.len() as u64, taken], guards: 0, ..report })
+    let exits = [tables.ways.len() as u64, tried.forced.len() as u64];
+    Ok(Report { exits, guards: 0, ..report })
 }
 
 /// Stops where control may leave.
 struct Ways<'a> {
-    heads: &'a [(u64, u64)],
+    tables: &'a Tables,
     /// How often a head may still be reached.
     left: u64,
-    ways: &'a FxHashMap<u64, u64>,
     /// How often a way may still be taken by force, if not [`MOST_FORCED`] times.
     forced: &'a mut FxHashMap<u64, u32>,
     /// The way at which control has just stopped.
@@ -137,14 +138,14 @@ impl Hooks<Shadow<'_>> for Ways<'_> {
         if self.passed.take() == Some(pc) {
             return false;
         }
-        if self.left > 0 && self.heads.iter().any(|(head, _)| *head == pc) {
+        if self.left > 0 && self.tables.heads.iter().any(|(head, _)| *head == pc) {
             self.left -= 1;
             if self.left == 0 {
                 self.is_over = true;
                 return true;
             }
         }
-        self.ways.contains_key(&pc) && self.is_wanted(pc)
+        self.tables.ways.contains_key(&pc) && self.is_wanted(pc)
     }
 }
 
@@ -152,18 +153,12 @@ impl Hooks<Shadow<'_>> for Ways<'_> {
 /// same).
 const MOST_FORCED: u32 = 4;
 
-/// Machine code with its tables, and how often each way out of it may still be taken by force.
+/// Machine code, and how often each way out of it may still be taken by force.
 struct Tried<'c> {
     code: &'c mut dyn Lowered,
-    natives: FxHashMap<u64, HostNative>,
-    ways: FxHashMap<u64, u64>,
-    heads: Vec<(u64, u64)>,
+    tables: &'c Tables,
     forced: FxHashMap<u64, u32>,
 }
-
-/// What of it a run uses and changes: code, ways, heads, and how often each way may still be taken.
-type Parts<'a> =
-    (&'a mut dyn Lowered, &'a FxHashMap<u64, u64>, &'a [(u64, u64)], &'a mut FxHashMap<u64, u32>);
 
 /// Where control is, and the state there.
 type Reached<'m> = (u64, State, Shadow<'m>);
@@ -180,17 +175,12 @@ impl Validation<'_> {
         let Some(entry) = case.at(&entered.guest, &entered.stores, version, &self.memory) else {
             return Ok(());
         };
-        let passed = self.base_from(entered.pc.unwrap_or(version.region), &entry);
+        let start = entered.pc.unwrap_or(version.region);
+        let passed = self.base_from(start, &entry);
         let polls = self.iterations() + 1;
-        let machine =
-            Shadow::of_host(&entry, &self.memory, version, tried.code.context(), &tried.natives);
-        let way = Entry { before: case, entered, polls };
-        let (what, reached) = match run_code(
-            (&mut *tried.code, &tried.ways, &tried.heads, &mut tried.forced),
-            way,
-            machine,
-            &passed,
-        ) {
+        let machine = Shadow::of_host(&entry, &self.memory, version, tried.tables);
+        let begin = Entry { before: case, entered, polls };
+        let (what, reached) = match run_code(tried, begin, machine, &passed) {
             Ok(Ran { states, steps }) => {
                 self.report.states += states;
                 self.report.steps += steps;
@@ -198,14 +188,13 @@ impl Validation<'_> {
             }
             Err(wrong) => wrong,
         };
-        let nearest = reached.map(|reached| {
-            let (pc, state, machine) = *reached;
-            let Subject { code, built, .. } = &mut self.subject;
-            let before = Shadow::new(&entry, &self.memory, built);
-            nearest(&mut **code, built, &entry.state, before, (pc, &state, &machine))
-        });
-        let what = match nearest {
-            Some(nearest) => format!("{what}: {nearest}"),
+        let what = match reached {
+            Some(reached) => {
+                let (pc, state, machine) = *reached;
+                let before = Shadow::new(&entry, &self.memory, self.subject.built);
+                let (from, to) = ((start, &entry.state, &before), (pc, &state, &machine));
+                format!("{what}: {}", nearest(&mut *self.subject.code, from, to))
+            }
             None => what,
         };
         let setup = entry.setup(&self.memory);
@@ -236,7 +225,7 @@ type Wrong<'m> = (String, Option<Box<Reached<'m>>>);
 
 /// Runs the code from its entry, and leaves by each way that it passes.
 fn run_code<'m>(
-    (code, ways, heads, forced): Parts<'_>,
+    Tried { code, tables, forced }: &mut Tried<'_>,
     Entry { before, entered, polls }: Entry<'_>,
     mut machine: Shadow<'m>,
     passed: &Passed,
@@ -244,9 +233,10 @@ fn run_code<'m>(
     let Entered { words, host: mut state, stores, .. } = entered;
     words.into_iter().for_each(|(address, word)| machine.write_context(address, word));
     machine.undo(&stores, before);
-    let mut hooks = Ways { heads, left: polls, ways, forced, passed: None, is_over: false };
+    let code = &mut **code;
+    let mut hooks = Ways { tables, left: polls, forced, passed: None, is_over: false };
     let mut ran = Ran::default();
-    let (mut at, mut steps) = (code.entry(), MOST_STEPS);
+    let (mut at, mut steps) = (tables.entry, MOST_STEPS);
     loop {
         let left =
             run_base(&mut CodeOf(code), at, &mut state, &mut machine, &mut hooks, &mut steps);
@@ -257,16 +247,16 @@ fn run_code<'m>(
                 return Ok(ran);
             }
             Ok(Leave::Stopped { pc }) if std::mem::take(&mut hooks.is_over) => {
-                let landing = heads.iter().find(|(head, _)| *head == pc);
+                let landing = tables.heads.iter().find(|(head, _)| *head == pc);
                 let no_landing = || ("there is no way out of a loop".to_string(), None);
                 landing.map(|(_, landing)| *landing).ok_or_else(no_landing)?
             }
             Ok(Leave::Stopped { pc }) => {
-                leave(code, (ways[&pc], state.clone(), machine.clone()), passed, &mut ran)?;
+                leave(code, (tables.ways[&pc], state.clone(), machine.clone()), passed, &mut ran)?;
                 hooks.passed = Some(pc);
                 pc
             }
-            Ok(Leave::Fault { pc, fault }) => match ways.get(&pc) {
+            Ok(Leave::Fault { pc, fault }) => match tables.ways.get(&pc) {
                 Some(out) => *out,
                 None => return Err((format!("{pc:#x}: {fault}, without a record"), None)),
             },

@@ -11,14 +11,13 @@
 //! ```
 
 use super::case::{Case, Memory, pieces};
-use super::lowered::HostNative;
+use super::lowered::{HostNative, Tables};
 use crate::eval::check::Comparable;
 use crate::eval::{Fault, InPlace, Machine, State, Uninterpreted, run_native};
 use crate::types::{Gpr, Loc};
 use crate::version::{Native, Segment, Version};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use std::ops::Range;
 
 /// Stores this near to the stack pointer at entry may be those of return addresses, which are deferred
 /// although other threads could see that (docs/design.md, "The IR", deferred stores; guess).
@@ -59,16 +58,9 @@ pub(super) struct Shadow<'a> {
     /// Depends on the order of stores, if other threads could see it.
     order: Option<u64>,
     in_place: InPlace,
-    /// The machine runs a version's machine code.
-    host: Option<Host<'a>>,
-}
-
-/// What machine code has besides the guest's state.
-#[derive(Clone)]
-struct Host<'a> {
-    /// The addresses of the thread's context. What is written there is no part of the guest's state.
-    context: Range<u64>,
-    natives: &'a FxHashMap<u64, HostNative>,
+    /// The machine runs a version's machine code. What that writes to the thread's context is no part of the
+    /// guest's state.
+    host: Option<&'a Tables>,
 }
 
 impl<'a> Shadow<'a> {
@@ -87,10 +79,9 @@ impl<'a> Shadow<'a> {
         case: &'a Case,
         memory: &'a Memory<'a>,
         version: &Version,
-        context: Range<u64>,
-        natives: &'a FxHashMap<u64, HostNative>,
+        tables: &'a Tables,
     ) -> Shadow<'a> {
-        Shadow { host: Some(Host { context, natives }), ..Shadow::new(case, memory, version) }
+        Shadow { host: Some(tables), ..Shadow::new(case, memory, version) }
     }
 
     /// Has memory as it was before these stores, which are still to be performed.

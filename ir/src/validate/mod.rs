@@ -37,18 +37,18 @@ mod solve;
 mod tests;
 
 use crate::Op;
-use crate::eval::check::{Code, Comparable, passes_through, run_base};
-use crate::eval::{ForceNth, Hooks, Leave, State, run};
-use crate::opt::{OptOptions, optimise_with, pass};
+use crate::eval::check::{Code, passes_through, run_base};
+use crate::eval::{Hooks, Leave, State, run};
+use crate::opt::{OptOptions, optimise_with};
 use crate::predict::{NativeResults, Registers};
 use crate::random::Rng;
 use crate::reach::Point;
 use crate::setup::Setup;
-use crate::types::{AnchorId, Loc};
+use crate::types::{AnchorId, Operand};
 use crate::version::{Inst, Version};
 use case::{Case, Memory};
 use cases::Cases;
-pub use lowered::{Entered, HostNative, Left, Lowered, validate_code};
+pub use lowered::{Entered, HostNative, Left, Lowered, Tables, validate_code};
 use machine::{Shadow, digest};
 use rustc_hash::FxHashSet;
 use std::fmt;
@@ -135,10 +135,13 @@ impl std::error::Error for Disagreement {}
 const ITERATIONS: u64 = 2;
 /// The same for long paths, so that more cases can be tried.
 const ITERATIONS_OF_LONG: u64 = 1;
-/// Cases of each trace, however long (guess).
-const LEAST_CASES: u64 = 3;
 /// Paths with more guest instructions are long (guess).
 const LONG: u64 = 400;
+/// Cases of each trace, however long (guess).
+const LEAST_CASES: u64 = 3;
+/// IR instructions of `base` in which the state that is nearest to a wrong one is looked for (guess).
+const SEARCHED: u64 = 1_000_000;
+
 /// The states that `base` passes from one entry state.
 struct Passed {
     states: FxHashSet<(u64, u64)>,
@@ -176,10 +179,7 @@ struct Watch<'a> {
 impl<'m> Hooks<Shadow<'m>> for Watch<'_> {
     fn before(&mut self, inst: &Inst, point: Point, values: &[u64], _machine: &Shadow<'m>) {
         if inst.op == Op::Assume {
-            let holds = inst.args[0]
-                .as_const()
-                .unwrap_or_else(|| inst.args[0].as_value().map_or(0, |v| values[v.index()]));
-            self.outcomes.insert((point, holds != 0));
+            self.outcomes.insert((point, content(values, inst.args[0]) != 0));
         }
     }
 
@@ -257,7 +257,7 @@ fn walk<'a>(
         report.cases < limits.cases && (report.steps < steps || report.cases < LEAST_CASES)
     };
     while goes_on(&validation.report) {
-        let Some(case) = cases.next(&validation, &first, &mut rng) else { break };
+        let case = cases.next(&validation, &first, &mut rng);
         compare(&mut validation, &case)?;
     }
     let optimised = validation.subject.optimised;
@@ -299,7 +299,7 @@ pub fn blame(
             false => at += 1,
         }
     }
-    Some(fewest.into_iter().filter_map(pass).map(|pass| pass.name).collect())
+    Some(fewest)
 }
 
 impl<'a> Validation<'a> {
@@ -363,106 +363,44 @@ impl<'a> Validation<'a> {
         let mut watch = Watch { version, passed: &passed, polls, seen: 0, wrong: None, outcomes };
         let mut steps = most;
         let left = run(version, &mut state, &mut machine, &mut watch, &mut steps);
+        // If a state is wrong, the version has left through its anchor.
         let (seen, wrong) = (watch.seen, watch.wrong);
         self.report.steps += most - steps;
         self.report.states += seen + 1;
-        if wrong.is_none() {
-            match &left {
-                Ok(Leave::Anchor { pc, .. }) => {
-                    if passed.contains(*pc, digest(&state, &machine, &[])) {
-                        return None;
-                    }
+        let what = match left {
+            Ok(leave @ Leave::Anchor { pc, .. }) => {
+                if wrong.is_none() && passed.contains(pc, digest(&state, &machine, &[])) {
+                    return None;
                 }
-                Ok(leave) => return Some((None, format!("{}: {leave}", version.name))),
-                Err(error) => return Some((None, format!("{}: {error}", version.name))),
+                let before = Shadow::new(case, &self.memory, self.subject.built);
+                let from = (self.subject.built.region, &case.state, &before);
+                let to = (pc, &state, &machine);
+                let code = &mut *self.subject.code;
+                format!("leaves {leave}: {}", nearest(code, from, to))
             }
-        }
-        Some((wrong, self.describe(version, case, wrong)))
-    }
-
-    /// In which way the state is wrong in which the version leaves, or would at an opportunity.
-    fn describe(&mut self, version: &Version, case: &Case, nth: Option<u64>) -> String {
-        struct Leaving<'v> {
-            version: &'v Version,
-            polls: u64,
-            force: ForceNth,
-        }
-        impl Hooks<Shadow<'_>> for Leaving<'_> {
-            fn force(&mut self, anchor: AnchorId, point: Point) -> bool {
-                if is_poll(self.version, point) {
-                    self.polls = self.polls.saturating_sub(1);
-                }
-                Hooks::<Shadow<'_>>::force(&mut self.force, anchor, point) || self.polls == 0
-            }
-        }
-        let before = Shadow::new(case, &self.memory, version);
-        let (mut state, mut machine) = (case.state.clone(), before.clone());
-        let polls = self.iterations() + 1;
-        let mut hooks = Leaving { version, polls, force: ForceNth { seen: 0, nth } };
-        let left = run(version, &mut state, &mut machine, &mut hooks, &mut u64::MAX.clone());
-        let (pc, how) = match left {
-            Ok(ref leave @ Leave::Anchor { pc, .. }) => (pc, leave.to_string()),
-            Ok(leave) => return format!("{}: {leave}", version.name),
-            Err(error) => return format!("{}: {error}", version.name),
+            Ok(leave) => leave.to_string(),
+            Err(error) => error.to_string(),
         };
-        let most = (self.iterations() + 2) * self.subject.length + 2;
-        let (head, code) = (self.subject.built.region, &mut *self.subject.code);
-        let from = (head, &case.state, &before);
-        let compared = passes_through(code, from, (pc, &state, &machine), most * 50);
-        match compared {
-            Err(what) => format!("{} leaves {how}: {what}", version.name),
-            Ok(()) => format!("{} leaves {how}: base comes there later", version.name),
-        }
+        Some((wrong, format!("{}: {what}", version.name)))
     }
 }
 
-/// The nearest state that `base` passes at this pc, in words: it is entered in the state `from`, with the machine
-/// `before`.
+/// The state nearest to `to` that `base` passes from the state `from`, in words.
 fn nearest(
     code: &mut dyn Code,
-    built: &Version,
-    from: &State,
-    before: Shadow<'_>,
-    (pc, state, host): (u64, &State, &Shadow<'_>),
+    from: (u64, &State, &Shadow<'_>),
+    to: (u64, &State, &Shadow<'_>),
 ) -> String {
-    struct Nearest<'s, 'm> {
-        pc: u64,
-        state: &'s State,
-        host: &'s Shadow<'m>,
-        differing: Option<Vec<String>>,
+    match passes_through(code, from, to, SEARCHED) {
+        Err(what) => what,
+        Ok(()) => "base comes there later".to_string(),
     }
-    impl Nearest<'_, '_> {
-        fn look(&mut self, pc: u64, state: &State, machine: &Shadow<'_>) {
-            let locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index);
-            let value = |state: &State, loc| state.get(loc).unwrap_or(0);
-            let mut differing: Vec<String> = locs
-                .map(|loc| (loc, value(state, loc), value(self.state, loc)))
-                .filter(|(_, base, ours)| base != ours)
-                .map(|(loc, base, ours)| format!("{loc}: base {base:#x}, code {ours:#x}"))
-                .collect();
-            if pc == self.pc && differing.is_empty() {
-                differing.extend(machine.difference(self.host));
-            }
-            let best = self.differing.as_ref().map_or(usize::MAX, Vec::len);
-            if pc == self.pc && differing.len() < best {
-                self.differing = Some(differing);
-            }
-        }
-    }
-    impl Hooks<Shadow<'_>> for Nearest<'_, '_> {
-        fn at(&mut self, pc: u64, state: &State, machine: &Shadow<'_>) -> bool {
-            self.look(pc, state, machine);
-            false
-        }
-    }
-    let mut nearest = Nearest { pc, state, host, differing: None };
-    let (mut at, mut machine, mut steps) = (from.clone(), before, 1_000_000);
-    let left = run_base(code, built.region, &mut at, &mut machine, &mut nearest, &mut steps);
-    if let Ok(Leave::Goto(to)) = left {
-        nearest.look(to, &at, &machine);
-    }
-    match nearest.differing {
-        None => "it never comes there".to_string(),
-        Some(differing) => differing.join("; "),
+}
+
+/// What an operand holds.
+fn content(values: &[u64], operand: Operand) -> u64 {
+    match operand {
+        Operand::Const(c) => c,
+        Operand::Value(v) => values[v.index()],
     }
 }

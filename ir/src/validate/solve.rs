@@ -14,6 +14,7 @@
 //! ```
 
 use super::case::Change;
+use super::content;
 use crate::defs::{Defs, Expr};
 use crate::op::Op;
 use crate::semantics::{self, AF, ARITH_FLAGS, CF, OF, PF, SF, ZF};
@@ -123,13 +124,6 @@ impl<'v> Sources<'v> {
         self.invert(operand, ty, wanted & ty.mask(), values)
     }
 
-    fn content(values: &[u64], operand: Operand) -> u64 {
-        match operand {
-            Operand::Const(c) => c,
-            Operand::Value(v) => values[v.index()],
-        }
-    }
-
     fn invert(&self, operand: Operand, ty: Ty, wanted: u64, values: &[u64]) -> Option<Change> {
         let value = operand.as_value()?;
         self.steps.set(self.steps.get().checked_sub(1)?);
@@ -141,7 +135,7 @@ impl<'v> Sources<'v> {
                     return self.invert(operand, ty, wanted, values);
                 }
                 Leaf::Load(mem, [base, index], ty) => {
-                    let [base, index] = [base, index].map(|o| Self::content(values, o));
+                    let [base, index] = [base, index].map(|o| content(values, o));
                     let scaled = index.wrapping_mul(u64::from(mem.scale));
                     let address = base.wrapping_add(scaled).wrapping_add(mem.disp as u64);
                     let size = ty.bytes();
@@ -158,7 +152,7 @@ impl<'v> Sources<'v> {
                                     let shift = 8 * offset;
                                     let others = !(ty.mask() << shift) & whole.mask();
                                     let wanted =
-                                        Self::content(values, operand) & others | wanted << shift;
+                                        content(values, operand) & others | wanted << shift;
                                     self.invert(operand, whole, wanted, values)
                                 }
                                 What::Native(ip) if is_inside => {
@@ -175,7 +169,7 @@ impl<'v> Sources<'v> {
         if ty == Ty::I1 {
             return self.decide(&expr, wanted != 0, values);
         }
-        let has = |i: usize| Self::content(values, expr.args[i]);
+        let has = |i: usize| content(values, expr.args[i]);
         let then = |i: usize, wanted: u64, from: Ty| {
             self.invert(expr.args[i], from, wanted & from.mask(), values)
         };
@@ -233,7 +227,7 @@ impl<'v> Sources<'v> {
 
     /// A change that gives a predicate the other outcome.
     pub fn flip(&self, predicate: Operand, values: &[u64]) -> Option<Change> {
-        let holds = Self::content(values, predicate) != 0;
+        let holds = content(values, predicate) != 0;
         self.set(predicate, Ty::I1, u64::from(!holds), values)
     }
 
@@ -270,8 +264,7 @@ impl<'v> Sources<'v> {
         values: &[u64],
         is_wanted: impl Fn(&[u64]) -> bool,
     ) -> Option<Change> {
-        let contents: Vec<u64> =
-            expr.operands().iter().map(|o| Self::content(values, *o)).collect();
+        let contents: Vec<u64> = expr.operands().iter().map(|o| content(values, *o)).collect();
         for (i, operand) in expr.operands().iter().enumerate() {
             let Some(ty) = self.ty(*operand).filter(|ty| *ty != Ty::Flags) else { continue };
             let other = contents[if i == 0 { contents.len().min(2) - 1 } else { 0 }];

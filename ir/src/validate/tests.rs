@@ -4,6 +4,7 @@
 use super::*;
 use crate::eval::check::{Limits as CheckLimits, check};
 use crate::eval::{Machine, ModelMachine};
+use crate::opt::pass;
 use crate::random::cases::{Case as RandomCase, case, passes};
 use crate::random::generate;
 use crate::random::program::Program;
