@@ -20,7 +20,8 @@
 //! that works depends on the C library, so a small program is linked in the same way and run. If it
 //! fails, the command is linked with `-static-pie`. What the program defines for that, and a shorter
 //! start-up than the C library's where its version is known, is in `src/fixed_address.rs`. Without
-//! static libraries, or with `DYNASOUR_DYNAMIC` set, it is linked dynamically, and a warning says so.
+//! static libraries, or with `DYNASOUR_DYNAMIC` set, it is linked dynamically, and a warning says so. With
+//! the feature `prove` it is dynamic, too, because the solver's library is.
 //!
 //! *Order.* The functions that a start executes lie together at the front of the code: pages of a
 //! file are mapped sixteen at a time, and mapping and unmapping sixteen costs 7 µs (measured), so a
@@ -102,9 +103,16 @@ fn main() {
     println!("cargo::rerun-if-changed={DEFINITIONS}");
     println!("cargo::rustc-check-cfg=cfg(fixed_address, own_start)");
     let target = env::var("TARGET").unwrap_or_default();
-    let wanted = target == "x86_64-unknown-linux-gnu" && env::var_os("DYNASOUR_DYNAMIC").is_none();
+    // The solver of the feature `prove` is a dynamic library.
+    let proves = env::var_os("CARGO_FEATURE_PROVE").is_some();
+    let wanted = target == "x86_64-unknown-linux-gnu"
+        && !proves
+        && env::var_os("DYNASOUR_DYNAMIC").is_none();
     let directory = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     if !wanted || write_scripts(&directory).is_none() {
+        if proves {
+            return;
+        }
         println!(
             "cargo::warning=no static C library: dynasour will obey LD_PRELOAD and its like itself \
              (see build.rs)"

@@ -28,6 +28,7 @@ pub mod live;
 pub mod op;
 pub mod opt;
 pub mod predict;
+pub mod prove;
 pub mod random;
 pub mod reach;
 pub mod region;

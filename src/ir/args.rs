@@ -68,6 +68,19 @@ The comparison covers what is printed and read, where the program ends, and regi
 memory at the end. A version named here is entered wherever a region has it and its context holds; \
 elsewhere `base` is entered. Exit status 1: the versions differ.")]
     Diff(DiffArgs),
+    /// Prove that a version does what another one does, from every state
+    #[command(after_help = "\
+Examples:
+  dynasour ir prove loop.ir base t1opt        against the guest's code, the file's base blocks
+  dynasour ir prove opt.ir t1 t1opt           against the trace before the passes
+
+ONE says what is right: TWO may leave only in states that ONE passes, at every anchor, taken or not. \
+The answer is `proven`, `refuted` with a state that `ir diff` shows to be a counterexample, or \
+`unknown` with what could not be shown. It holds as long as no other thread writes memory. \
+Memory that a `state` of the file declares `read_only` is taken for constant.
+
+Exit status 0: proven, 1: refuted, 3: unknown. Needs a build with `--features prove` (libz3-dev).")]
+    Prove(ProveArgs),
 }
 
 /// Options of `ir check`.
@@ -187,6 +200,34 @@ pub struct DiffArgs {
     /// Where an anchor has a label in another version, continue there instead of in base
     #[arg(long)]
     pub follow: bool,
+}
+
+/// Options of `ir prove`.
+#[derive(Args, Debug)]
+pub struct ProveArgs {
+    /// A file in the text form; `-` is the standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// `base`, or a trace of the region
+    #[arg(value_name = "ONE")]
+    pub one: String,
+    /// A trace of the region
+    #[arg(value_name = "TWO")]
+    pub two: String,
+    /// pc of the region [default: the first of the file that has TWO]
+    #[arg(long, value_name = "PC", value_parser = parse_pc)]
+    pub region: Option<u64>,
+    /// Give up after this time
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = parse_seconds)]
+    pub time: f64,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    let seconds: Option<f64> = text.parse().ok().filter(|s| (0.0..=1e6).contains(s));
+    seconds.ok_or_else(|| "expected a number of seconds, at most a million".to_string())
 }
 
 fn parse_pc(text: &str) -> Result<u64, String> {

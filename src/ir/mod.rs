@@ -6,14 +6,16 @@
 //! * 1: the program is wrong (it does not parse or verify), or two versions differ.
 //! * 2: the request could not be carried out (usage, a file that cannot be read, a version that
 //!   does not exist).
+//! * 3: neither proven nor refuted.
 //!
 //! [`source`] reads files and shows errors with the faulty line; [`args`] has the options; [`opt`],
-//! [`eval`] and [`diff`] are the larger subcommands. No global data, no lock.
+//! [`eval`], [`diff`] and [`prove`] are the larger subcommands. No global data, no lock.
 
 mod args;
 mod diff;
 mod eval;
 mod opt;
+mod prove;
 mod source;
 
 pub use args::IrArgs;
@@ -38,6 +40,7 @@ pub fn run(args: &IrArgs) -> Result<c_int> {
         IrCommand::Opt(args) => opt::run(args),
         IrCommand::Eval(args) => eval::run(args),
         IrCommand::Diff(args) => diff::run(args),
+        IrCommand::Prove(args) => prove::run(args),
     }
 }
 

@@ -22,7 +22,7 @@
 
 pub mod check;
 mod machine;
-mod natives;
+pub(crate) mod natives;
 pub mod program;
 
 pub use machine::{Fault, Machine, ModelMachine};

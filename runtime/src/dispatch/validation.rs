@@ -159,18 +159,26 @@ impl Recording<'_> {
             "dynasour: the lines that follow are a file for `dynasour ir diff FILE base {wrong} --forks \
              1000`, with the recorded blocks, the versions, and the state"
         );
+        let _ = write!(out, "{}{}", self.file(optimised), disagreement.setup);
+        out
+    }
+
+    /// The recorded blocks, the version before the passes and the one after, whose name ends in `opt`, in
+    /// the text form.
+    fn file(&self, optimised: &Version) -> String {
+        let (head, mut out) = (self.built.region, String::new());
         let mut blocks: Vec<_> = Recorded::of(self.path).0.into_iter().collect();
         blocks.sort_by_key(|(pc, _)| (*pc != head, *pc));
         for (pc, block) in blocks {
             let mut region = Region::new(pc);
             if pc == head {
-                let renamed = Version { name: format!("{name}opt"), ..optimised.clone() };
+                let renamed =
+                    Version { name: format!("{}opt", self.built.name), ..optimised.clone() };
                 region.versions.extend([self.built.clone(), renamed]);
             }
             region.versions.push(block.version.clone());
             let _ = write!(out, "{region}");
         }
-        let _ = write!(out, "{}", disagreement.setup);
         out
     }
 }

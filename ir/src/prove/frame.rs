@@ -1,0 +1,551 @@
+//! Symbolic execution of the instructions of a version: terms instead of numbers.
+//!
+//! One function serves both sides of a proof. The version that is proven *claims*: what it accesses can be
+//! accessed, what it assumes holds, or it would have left. The version that it is compared with must be
+//! *shown* to come as far: what it accesses has been accessed, what it assumes is known.
+//!
+//! **Data.** A [`Frame`] is the state of an execution. **Callers.** One proof.
+//!
+//! ```text
+//! v3 = load.i64 [v1 + 8]      claims: 8 bytes at rdi + 8 are accessible; v3 is the load
+//! store.i64 [v1], v3          memory is what it was, after a store of v3 at rdi
+//! ```
+
+use super::facts::{Contents, Facts, read};
+use super::questions::Questions;
+use super::term::{App, AppNode, InPlace, Memory, MemoryNode, Node, Symbol, Term, Terms};
+use crate::eval::natives::STORED;
+use crate::op::{ArgTy, Op};
+use crate::reach::may_fault;
+use crate::types::{AnchorId, BlockId, Loc, Operand, Ty};
+use crate::version::{Effects, Inst, Mem, Version};
+use rustc_hash::FxHashMap;
+
+/// Pseudo instructions without a pc of their own, by these numbers.
+const PRINT: u64 = 1;
+const READ: u64 = 2;
+const GET: u64 = 0x100;
+const PUT: u64 = 0x200;
+/// The first number among a native's results that stands for what it stores at an unknown extent.
+const FLAGS: u32 = 1 << 15;
+
+/// The state of an execution.
+#[derive(Clone)]
+pub struct Frame {
+    /// The values of the version.
+    pub values: Vec<Option<Term>>,
+    /// Guest registers and flags; of a trace, those at the entry.
+    pub locs: [Term; Loc::SSA_COUNT],
+    /// Memory.
+    pub memory: Memory,
+    /// What is not SSA.
+    pub in_place: InPlace,
+}
+
+impl Frame {
+    /// Forgets the values in which another execution differs. Are there any?
+    pub fn meet(&mut self, other: &Frame) -> bool {
+        let mut less = false;
+        for (ours, theirs) in self.values.iter_mut().zip(&other.values) {
+            if ours.is_some() && ours != theirs {
+                *ours = None;
+                less = true;
+            }
+        }
+        less
+    }
+}
+
+/// A state before a guest instruction, or where a version may leave.
+#[derive(Clone, Debug)]
+pub struct Position {
+    pub pc: Term,
+    pub locs: [Term; Loc::SSA_COUNT],
+    pub memory: Memory,
+    pub in_place: InPlace,
+}
+
+/// Which side of a proof an execution is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// What is executed did not leave.
+    Claims,
+    /// What is executed must be shown not to leave.
+    Shown,
+}
+
+/// What both executions share.
+pub struct World<'a> {
+    pub terms: Terms,
+    pub contents: Contents,
+    pub questions: Questions<'a>,
+    /// The natives that the version that is proven has executed, by their pc.
+    pub executed: FxHashMap<u64, Vec<App>>,
+}
+
+/// Why an execution cannot go on, in words.
+pub type Stuck = String;
+
+impl World<'_> {
+    /// An operand of this type.
+    pub fn operand(&mut self, frame: &Frame, operand: Operand, ty: Ty) -> Result<Term, Stuck> {
+        match operand {
+            Operand::Const(c) => Ok(self.terms.number(c, ty.bits())),
+            Operand::Value(v) => frame
+                .values
+                .get(v.index())
+                .copied()
+                .flatten()
+                .ok_or_else(|| format!("{v} differs between the ways to a loop's head")),
+        }
+    }
+
+    /// A linear address.
+    pub fn address(
+        &mut self,
+        frame: &Frame,
+        facts: &Facts,
+        mem: &Mem,
+        base: Operand,
+        index: Operand,
+    ) -> Result<Term, Stuck> {
+        let base = self.operand(frame, base, Ty::I64)?;
+        let index = self.operand(frame, index, Ty::I64)?;
+        let factor = u64::from(mem.scale);
+        let mut address = self.terms.sum((base, 1), (index, factor), mem.disp as u64);
+        if let Some(segment) = mem.seg {
+            let start = self.terms.symbol(Symbol::Base(segment), 64);
+            address = self.terms.sum((address, 1), (start, 1), 0);
+        }
+        Ok(facts.seen(&mut self.terms, address))
+    }
+
+    /// What is in memory at an address.
+    pub fn read(&mut self, facts: &Facts, memory: Memory, address: Term, bytes: u32) -> Term {
+        let World { terms, contents, questions, .. } = self;
+        let mut ask = |terms: &mut Terms, facts: &Facts, one: (Term, u32), two: (Term, u32)| {
+            questions.apart(terms, facts, one, two)
+        };
+        let value = read(terms, facts, contents, memory, (address, bytes), &mut ask);
+        facts.seen(terms, value)
+    }
+
+    /// Memory after a store.
+    pub fn store(&mut self, below: Memory, address: Term, value: Term) -> Memory {
+        let bytes = self.terms.bits(value).div_ceil(8);
+        if let MemoryNode::Store { below: under, address: last, bytes: size, .. } =
+            *self.terms.memory_node(below)
+            && (last, size) == (address, bytes)
+        {
+            return self.store(under, address, value);
+        }
+        self.terms.memory(MemoryNode::Store { below, address, bytes, value })
+    }
+
+    /// Notes an access, or shows that it does not fault; the address as the version has it.
+    fn access(
+        &mut self,
+        facts: &mut Facts,
+        side: Side,
+        (address, bytes): (Term, u32),
+        write: bool,
+    ) -> Result<Term, Stuck> {
+        if side == Side::Claims {
+            facts.access(address, bytes, write);
+            return Ok(address);
+        }
+        if facts.accessible(&mut self.terms, address, bytes, write) || facts.contradict {
+            return Ok(address);
+        }
+        let mut alike: Vec<Term> =
+            facts.accessed().filter(|(_, size)| *size == bytes).map(|(at, _)| at).collect();
+        alike.reverse();
+        alike.dedup();
+        let address = facts.rewritten(&mut self.terms, address);
+        for other in alike {
+            let theirs = facts.rewritten(&mut self.terms, other);
+            if !self.terms.differ(address, theirs)
+                && facts.accessible(&mut self.terms, other, bytes, write)
+                && self.equal(facts, address, other)
+            {
+                return Ok(other);
+            }
+        }
+        let what = if write { "writes" } else { "reads" };
+        let at = self.terms.words(address, 4);
+        Err(format!("{what} {bytes} bytes that the version has not accessed, at {at}"))
+    }
+
+    /// Executes an instruction that is no guard and no mark.
+    pub fn step(
+        &mut self,
+        frame: &mut Frame,
+        facts: &mut Facts,
+        version: &Version,
+        inst: &Inst,
+        side: Side,
+    ) -> Result<(), Stuck> {
+        let value = match inst.op {
+            Op::Load | Op::Store => {
+                let mem = inst.mem.ok_or("an access without an address")?;
+                let address = self.address(frame, facts, &mem, inst.args[0], inst.args[1])?;
+                let bytes = inst.ty.bytes();
+                let address = self.access(facts, side, (address, bytes), inst.op == Op::Store)?;
+                if inst.op == Op::Store {
+                    let value = self.operand(frame, inst.args[2], inst.ty)?;
+                    let value = facts.seen(&mut self.terms, value);
+                    self.watch(facts, version, address, bytes, side);
+                    frame.memory = self.store(frame.memory, address, value);
+                    return Ok(());
+                }
+                self.read(facts, frame.memory, address, bytes)
+            }
+            Op::Get(loc) => match loc.ssa_index() {
+                Some(index) => frame.locs[index],
+                None => {
+                    let in_place = Some(frame.in_place);
+                    let ip = GET + loc_number(loc);
+                    let app = self.app(ip, Vec::new(), in_place, None);
+                    self.terms.output(app, 0, 64)
+                }
+            },
+            Op::Put(loc) => {
+                let value = self.operand(frame, inst.args[0], inst.ty)?;
+                match loc.ssa_index() {
+                    Some(index) => frame.locs[index] = value,
+                    None => {
+                        let app = self.app(PUT + loc_number(loc), vec![value], None, None);
+                        frame.in_place = self.terms.in_place_after(frame.in_place, app);
+                    }
+                }
+                return Ok(());
+            }
+            Op::Print | Op::Read => {
+                let printed = inst.args.iter().map(|a| self.operand(frame, *a, Ty::I64));
+                let inputs = printed.collect::<Result<Vec<_>, _>>()?;
+                let ip = if inst.op == Op::Print { PRINT } else { READ };
+                let app = self.app(ip, inputs, Some(frame.in_place), None);
+                frame.in_place = self.terms.in_place_after(frame.in_place, app);
+                if inst.op == Op::Print {
+                    return Ok(());
+                }
+                self.terms.output(app, 0, 64)
+            }
+            Op::Native => return self.native(frame, facts, version, inst, side),
+            Op::At | Op::Assume | Op::Poll => return Ok(()),
+            op => {
+                let (types, _) = op.signature();
+                let mut args = Vec::with_capacity(inst.args.len());
+                for (operand, ty) in inst.args.iter().zip(types) {
+                    let ty = match ty {
+                        ArgTy::Same => inst.ty,
+                        ArgTy::Is(ty) => *ty,
+                    };
+                    let arg = self.operand(frame, *operand, ty)?;
+                    args.push(facts.seen(&mut self.terms, arg));
+                }
+                self.terms.pure(op, inst.ty, &args)
+            }
+        };
+        let value = facts.seen(&mut self.terms, value);
+        if let Some(def) = inst.def() {
+            frame.values[def.index()] = Some(value);
+        }
+        Ok(())
+    }
+
+    /// A version that goes on after a store has not written what its context assumes not to be written.
+    fn watch(
+        &mut self,
+        facts: &mut Facts,
+        version: &Version,
+        address: Term,
+        bytes: u32,
+        side: Side,
+    ) {
+        if side == Side::Shown {
+            return;
+        }
+        for fact in &version.context.facts {
+            if let crate::Fact::MemEquals { ty, address: watched, .. } = *fact {
+                let watched = self.terms.number(watched, 64);
+                let difference = self.terms.minus(address, watched);
+                let shifted = self.terms.plus(difference, u64::from(bytes) - 1);
+                let least = self.terms.number(u64::from(ty.bytes() + bytes) - 1, 64);
+                let near = self.terms.pure(Op::LtU, Ty::I64, &[shifted, least]);
+                let apart = self.terms.not(near);
+                facts.learn(&mut self.terms, apart);
+            }
+        }
+    }
+
+    /// Gives a block's parameters their values.
+    pub fn enter(
+        &mut self,
+        frame: &mut Frame,
+        version: &Version,
+        to: BlockId,
+        args: &[Operand],
+    ) -> Result<(), Stuck> {
+        let params = &version.blocks.get(to.index()).ok_or("a block that does not exist")?.params;
+        let values: Result<Vec<Term>, Stuck> = params
+            .iter()
+            .zip(args)
+            .map(|(param, arg)| self.operand(frame, *arg, version.ty(*param)))
+            .collect();
+        for (param, value) in params.iter().zip(values?) {
+            frame.values[param.index()] = Some(value);
+        }
+        Ok(())
+    }
+
+    /// The state that an anchor of a version rebuilds.
+    pub fn rebuilt(
+        &mut self,
+        frame: &Frame,
+        facts: &Facts,
+        version: &Version,
+        anchor: AnchorId,
+        side: Side,
+    ) -> Result<Position, Stuck> {
+        let anchor = &version.anchors[anchor.index()];
+        let pc = self.operand(frame, anchor.target, Ty::I64)?;
+        let pc = facts.seen(&mut self.terms, pc);
+        let mut locs = frame.locs;
+        for (loc, operand) in &anchor.varmap {
+            let index = loc.ssa_index().ok_or("a varmap of what is in place")?;
+            let value = self.operand(frame, *operand, loc.ty())?;
+            locs[index] = facts.seen(&mut self.terms, value);
+        }
+        let mut memory = frame.memory;
+        for store in &anchor.stores {
+            let [base, index, value] = store.args;
+            let address = self.address(frame, facts, &store.mem, base, index)?;
+            let value = self.operand(frame, value, store.ty)?;
+            let value = facts.seen(&mut self.terms, value);
+            let bytes = store.ty.bytes();
+            if side == Side::Claims && !facts.accessible(&mut self.terms, address, bytes, true) {
+                return Err("a deferred store may fault".to_string());
+            }
+            memory = self.store(memory, address, value);
+        }
+        Ok(Position { pc, locs, memory, in_place: frame.in_place })
+    }
+
+    fn app(
+        &mut self,
+        ip: u64,
+        inputs: Vec<Term>,
+        in_place: Option<InPlace>,
+        memory: Option<Memory>,
+    ) -> App {
+        self.terms.app(AppNode { ip, inputs, in_place, memory })
+    }
+
+    fn native(
+        &mut self,
+        frame: &mut Frame,
+        facts: &mut Facts,
+        version: &Version,
+        inst: &Inst,
+        side: Side,
+    ) -> Result<(), Stuck> {
+        let native = inst.native.and_then(|n| version.natives.get(n.index()));
+        let native = native.ok_or("a native without its instruction")?;
+        let effects = native.effects;
+        let (address, rest) = match &inst.mem {
+            Some(mem) => {
+                let address = self.address(frame, facts, mem, inst.args[0], inst.args[1])?;
+                (Some(address), &inst.args[2..])
+            }
+            None => (None, &inst.args[..]),
+        };
+        let mut inputs = Vec::new();
+        for (i, operand) in rest.iter().enumerate() {
+            let ty = if i < native.gpr_in.len() { Ty::I64 } else { Ty::Flags };
+            let input = self.operand(frame, *operand, ty)?;
+            inputs.push(facts.seen(&mut self.terms, input));
+        }
+        let size = native.mem_size.unwrap_or(0);
+        let accesses = effects.intersects(Effects::READ | Effects::WRITE);
+        let mut memory = address.filter(|_| accesses && size > 0);
+        let unknown = effects.contains(Effects::UNKNOWN_EXTENT);
+        if let Some(address) = memory {
+            let writes = effects.contains(Effects::WRITE);
+            let address = self.access(facts, side, (address, size), writes)?;
+            memory = Some(address);
+            if effects.contains(Effects::READ) {
+                let content = self.read(facts, frame.memory, address, size);
+                inputs.push(content);
+            }
+        } else {
+            inputs.extend(address);
+        }
+        let reads_state =
+            native.vec_read != 0 || effects.intersects(Effects::READ_STATE | Effects::NO_REPEAT);
+        let node = AppNode {
+            ip: native.inst.ip(),
+            inputs,
+            in_place: reads_state.then_some(frame.in_place),
+            memory: (accesses && (unknown || memory.is_none())).then_some(frame.memory),
+        };
+        let app = match side {
+            Side::Claims => {
+                let ip = node.ip;
+                let app = self.terms.app(node);
+                self.executed.entry(ip).or_default().push(app);
+                facts.ran.insert(app);
+                app
+            }
+            Side::Shown => self.same_app(facts, node),
+        };
+        let traps = effects.intersects(Effects::MAY_TRAP | Effects::UNKNOWN_EXTENT);
+        if side == Side::Shown && traps && may_fault(version, inst) && !facts.ran.contains(&app) {
+            return Err("executes a native that the version has not".to_string());
+        }
+        if effects.contains(Effects::WRITE) {
+            match memory.filter(|_| !unknown) {
+                Some(address) => {
+                    self.watch(facts, version, address, size, side);
+                    let value = self.terms.output(app, STORED as u32, 8 * size);
+                    frame.memory = self.store(frame.memory, address, value);
+                }
+                None => {
+                    // The evaluator leaves where it may write what the context assumes not to be written.
+                    facts.contradict |= side == Side::Claims && version.context.watched().is_some();
+                    frame.memory = self.terms.memory(MemoryNode::After(app));
+                }
+            }
+        }
+        let writes_state = native.vec_write != 0
+            || !native.writes.is_empty()
+            || effects.intersects(Effects::NO_REPEAT | Effects::STATE);
+        if writes_state {
+            frame.in_place = self.terms.in_place_after(frame.in_place, app);
+        }
+        for (i, def) in inst.defs.iter().enumerate() {
+            let index = if i < native.gpr_out.len() { i as u32 } else { FLAGS };
+            let output = self.terms.output(app, index, 64);
+            frame.values[def.index()] = Some(facts.seen(&mut self.terms, output));
+        }
+        Ok(())
+    }
+
+    /// The execution that the version has made with the same inputs, if it can be shown; else another one.
+    fn same_app(&mut self, facts: &Facts, node: AppNode) -> App {
+        let candidates = self.executed.get(&node.ip).cloned().unwrap_or_default();
+        for app in candidates.iter().rev() {
+            let theirs = self.terms.app_node(*app).clone();
+            let alike = theirs.in_place == node.in_place
+                && theirs.inputs.len() == node.inputs.len()
+                && (theirs.inputs.iter().zip(&node.inputs))
+                    .all(|(a, b)| self.terms.bits(*a) == self.terms.bits(*b));
+            if alike
+                && (theirs.inputs.iter().zip(&node.inputs)).all(|(a, b)| self.equal(facts, *a, *b))
+                && match (theirs.memory, node.memory) {
+                    (Some(a), Some(b)) => self.same_memory(facts, a, b).is_ok(),
+                    (a, b) => a == b,
+                }
+            {
+                return *app;
+            }
+        }
+        self.terms.app(node)
+    }
+
+    /// Are two terms equal?
+    pub fn equal(&mut self, facts: &Facts, one: Term, two: Term) -> bool {
+        if one == two {
+            return true;
+        }
+        let (one, two) = (facts.seen(&mut self.terms, one), facts.seen(&mut self.terms, two));
+        let goal = self.terms.equal(one, two);
+        self.questions.follows(&mut self.terms, facts, goal)
+    }
+
+    /// Are two images of the flags equal?
+    pub fn equal_flags(&mut self, facts: &Facts, one: Term, two: Term) -> bool {
+        if one == two {
+            return true;
+        }
+        let one = facts.rewritten(&mut self.terms, one);
+        let two = facts.rewritten(&mut self.terms, two);
+        // The same operation on the same operands leaves the same flags, those that are undefined as well.
+        if let (Node::Pure(Op::Flags(a), ty, ours), Node::Pure(Op::Flags(b), width, theirs)) =
+            (self.terms.node(one).clone(), self.terms.node(two).clone())
+            && (a, ty) == (b, width)
+        {
+            let mut same = |pairs: &[(Term, Term)]| {
+                pairs.iter().zip(a.args()).all(|((x, y), arg)| match arg {
+                    ArgTy::Is(Ty::Flags) => self.equal_flags(facts, *x, *y),
+                    _ => self.equal(facts, *x, *y),
+                })
+            };
+            let pairs: Vec<(Term, Term)> =
+                ours.iter().copied().zip(theirs.iter().copied()).collect();
+            let crossed = || [(ours[0], theirs[1]), (ours[1], theirs[0])];
+            if same(&pairs) || Op::Flags(a).is_commutative() && same(&crossed()) {
+                return true;
+            }
+        }
+        let goal = self.terms.equal_flags(one, two);
+        self.questions.follows(&mut self.terms, facts, goal)
+    }
+
+    /// Do two memories hold the same?
+    ///
+    /// # Errors
+    /// It cannot be shown: where.
+    pub fn same_memory(&mut self, facts: &Facts, one: Memory, two: Memory) -> Result<(), Stuck> {
+        if one == two {
+            return Ok(());
+        }
+        // Both are made from a third one by stores, so they can only differ where those wrote.
+        let mut stores = Vec::new();
+        let chain = |terms: &Terms, from: Memory| {
+            let mut chain = vec![from];
+            let mut at = from;
+            while let MemoryNode::Store { below, .. } = *terms.memory_node(at) {
+                at = below;
+                chain.push(at);
+            }
+            chain
+        };
+        let (first, second) = (chain(&self.terms, one), chain(&self.terms, two));
+        let common = first.iter().find(|memory| second.contains(memory));
+        let Some(common) = common else {
+            return Err("memory after natives of unknown extent".to_string());
+        };
+        for way in [&first, &second] {
+            for memory in way.iter().take_while(|memory| *memory != common) {
+                if let MemoryNode::Store { address, bytes, .. } = *self.terms.memory_node(*memory) {
+                    stores.push((address, bytes));
+                }
+            }
+        }
+        stores.sort();
+        stores.dedup();
+        for (address, bytes) in stores {
+            let ours = self.read(facts, one, address, bytes);
+            let theirs = self.read(facts, two, address, bytes);
+            if !self.equal(facts, ours, theirs) {
+                let words = self.terms.words(address, 3);
+                return Err(format!("{bytes} bytes of memory at {words}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn loc_number(loc: Loc) -> u64 {
+    match loc {
+        Loc::Gpr(_) | Loc::Flags => 0,
+        Loc::X87 => 1,
+        Loc::Mxcsr => 2,
+        Loc::Df => 3,
+        Loc::FsBase => 4,
+        Loc::GsBase => 5,
+        Loc::Mask(n) => 16 + u64::from(n),
+        Loc::Vec(n) => 32 + u64::from(n),
+    }
+}

@@ -1,0 +1,607 @@
+//! The proof itself: the version against `base`, from cut to cut.
+//!
+//! **Data.** A [`Proof`] owns terms and facts of one version. **Callers.** [`prove`].
+//!
+//! ```text
+//! segment 0 (entry)     paths to a0, a1 and to head b1: 12 opportunities, all found in base
+//! segment 1 (b1)        known at the head: [rsp + 8] = v7; paths to a3 and back to b1
+//! ```
+
+use super::facts::{Contents, Facts, Known};
+use super::frame::{Frame, Position, Side, Stuck, World};
+use super::questions::Questions;
+use super::refute::refute;
+use super::solver::Solver;
+use super::spec::{Reference, Spec};
+use super::term::{MemoryNode, Node, Symbol, Term, Terms};
+use crate::eval::check::Code;
+use crate::op::Op;
+use crate::reach::Cfg;
+use crate::setup::Setup;
+use crate::types::{AnchorId, BlockId, Loc, Operand, Ty};
+use crate::version::{Fact, Term as End, Version};
+use rustc_hash::FxHashMap;
+use std::time::{Duration, Instant};
+
+/// What is to be proven.
+pub struct Claim<'a> {
+    /// What is right.
+    pub right: Right<'a>,
+    /// The version that is to do the same.
+    pub version: &'a Version,
+    /// Address, bytes and value of read-only memory.
+    pub constants: &'a [(u64, u32, u64)],
+}
+
+/// What a version is compared with.
+pub enum Right<'a> {
+    /// A program, from the version's region on.
+    Program(&'a mut dyn Code),
+    /// A trace of the same region. What lies behind its exits is not known.
+    Trace(&'a Version),
+}
+
+/// When a proof is given up.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// After this time.
+    pub time: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { time: Duration::from_secs(2) }
+    }
+}
+
+/// What came of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// The version does what is right, from every state.
+    Proven,
+    /// It does not, from this one.
+    Refuted {
+        /// A counterexample, as text that `dynasour ir eval` and `diff` read.
+        setup: Setup,
+        /// What is wrong from there.
+        what: String,
+    },
+    /// Not decided: what could not be shown.
+    Unknown {
+        /// In words.
+        why: String,
+    },
+}
+
+/// A verdict, and what it took.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// What came of it.
+    pub verdict: Verdict,
+    /// Opportunities and exits whose states were shown to be right.
+    pub states: u64,
+    /// Questions to the solver.
+    pub questions: u64,
+    /// Time.
+    pub time: Duration,
+}
+
+/// A loop's head, or the entry.
+struct Cut {
+    /// The state with which control first comes here, and that of the other side.
+    first: Option<(Frame, Facts, Spec)>,
+    /// The invariants: what memory holds at each arrival.
+    known: Vec<Known>,
+}
+
+struct Proof<'a> {
+    world: World<'a>,
+    reference: Reference<'a>,
+    version: &'a Version,
+    cuts: FxHashMap<BlockId, Cut>,
+    states: u64,
+    /// What is known at a head has changed since its segment was followed.
+    again: bool,
+}
+
+/// Tries to prove a claim.
+pub fn prove<'a>(claim: Claim<'a>, solver: &'a mut dyn Solver, limits: Limits) -> Outcome {
+    let since = Instant::now();
+    let contents = Contents { initial: FxHashMap::default(), constant: claim.constants.to_vec() };
+    let world = World {
+        terms: Terms::default(),
+        contents,
+        questions: Questions::new(solver, since + limits.time),
+        executed: FxHashMap::default(),
+    };
+    let mut proof = Proof {
+        world,
+        reference: Reference::new(claim.right),
+        version: claim.version,
+        cuts: FxHashMap::default(),
+        states: 0,
+        again: true,
+    };
+    let verdict = match proof.run() {
+        Ok(()) => Verdict::Proven,
+        Err(why) => {
+            let (late, suspects) = proof.world.questions.given_up();
+            let why = if late { format!("out of time: {why}") } else { why };
+            match refute(&mut proof.reference, claim.version, claim.constants, &suspects) {
+                Some((setup, what)) => Verdict::Refuted { setup, what },
+                None => Verdict::Unknown { why },
+            }
+        }
+    };
+    let questions = proof.world.questions.asked[0];
+    Outcome { verdict, states: proof.states, questions, time: since.elapsed() }
+}
+
+/// The heads of a version's loops.
+fn heads(version: &Version) -> Vec<BlockId> {
+    let cfg = Cfg::new(version);
+    let is_head = |b: &&BlockId| {
+        cfg.preds[b.index()].iter().any(|p| cfg.is_reachable(*p) && cfg.dominates(**b, *p))
+    };
+    cfg.order.iter().filter(is_head).copied().collect()
+}
+
+/// The instruction of a head that is its safe point.
+fn safe_point(version: &Version, head: BlockId) -> Result<(usize, AnchorId), Stuck> {
+    let insts = &version.blocks[head.index()].insts;
+    let at = insts.iter().position(|i| !i.op.is_pure());
+    let poll = at.map(|at| (at, &insts[at])).filter(|(_, inst)| inst.op == Op::Poll);
+    match poll {
+        Some((at, inst)) => Ok((at, inst.anchor.ok_or("a safe point without an anchor")?)),
+        None => Err(format!("the loop at {head} has no safe point at its head")),
+    }
+}
+
+impl Proof<'_> {
+    fn run(&mut self) -> Result<(), Stuck> {
+        let version = self.version;
+        if version.is_base() {
+            return Err("a base version is not a trace".to_string());
+        }
+        let heads = heads(version);
+        for head in &heads {
+            safe_point(version, *head)?;
+            self.cuts.insert(*head, Cut { first: None, known: Vec::new() });
+        }
+        self.entry()?;
+        // Each round drops at least one thing that was taken to be known at a head.
+        while std::mem::take(&mut self.again) {
+            for head in &heads {
+                self.head(*head)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The facts of the context about memory, at each cut.
+    fn monitored(&mut self) -> Vec<Known> {
+        let mut known = Vec::new();
+        for fact in &self.version.context.facts {
+            if let Fact::MemEquals { ty, address, value } = *fact {
+                let address = self.world.terms.number(address, 64);
+                let value = self.world.terms.number(value, ty.bits());
+                known.push(Known { address, bytes: ty.bytes(), value });
+            }
+        }
+        known
+    }
+
+    fn entry(&mut self) -> Result<(), Stuck> {
+        let version = self.version;
+        let mut facts = Facts::default();
+        let locs = std::array::from_fn(|i| {
+            self.world.terms.symbol(Symbol::Entry(Loc::from_ssa_index(i)), 64)
+        });
+        for fact in &version.context.facts {
+            let terms = &mut self.world.terms;
+            match *fact {
+                Fact::RegEquals(gpr, value) => {
+                    let value = terms.number(value, 64);
+                    let fact = terms.equal(locs[gpr.number()], value);
+                    facts.learn(terms, fact);
+                }
+                Fact::RegInRange { gpr, min, max } => {
+                    let (min, max) = (terms.number(min, 64), terms.number(max, 64));
+                    let low = terms.pure(Op::LeU, Ty::I64, &[min, locs[gpr.number()]]);
+                    let high = terms.pure(Op::LeU, Ty::I64, &[locs[gpr.number()], max]);
+                    facts.learn(terms, low);
+                    facts.learn(terms, high);
+                }
+                Fact::PrivateMemory | Fact::MemEquals { .. } => {}
+            }
+        }
+        let known = self.monitored();
+        for known in &known {
+            facts.access(known.address, known.bytes, false);
+        }
+        for (address, bytes, _) in self.world.contents.constant.clone() {
+            let address = self.world.terms.number(address, 64);
+            facts.access(address, bytes, false);
+        }
+        self.world.contents.initial.insert(0, known);
+        let memory = self.world.terms.memory(MemoryNode::Initial(0));
+        let in_place = self.world.terms.initial_in_place(0);
+        let mut frame = Frame { values: vec![None; version.types.len()], locs, memory, in_place };
+        let entry = version.blocks.first().ok_or("there is no entry block")?;
+        for (loc, param) in version.entry_locs.iter().zip(&entry.params) {
+            let index = loc.ssa_index().ok_or("an entry location")?;
+            frame.values[param.index()] = Some(locs[index]);
+        }
+        let pc = self.world.terms.number(version.region, 64);
+        let start = Position { pc, locs, memory, in_place };
+        let spec = Spec::new(&self.reference, &start)?;
+        self.path(BlockId(0), 0, frame, facts, spec, None)
+    }
+
+    /// The segment that begins at a loop's head.
+    fn head(&mut self, head: BlockId) -> Result<(), Stuck> {
+        let version = self.version;
+        let number = head.0 + 1;
+        let cut = &self.cuts[&head];
+        let Some((mut frame, facts, right)) = cut.first.clone() else { return Ok(()) };
+        let mut known = cut.known.clone();
+        known.extend(self.monitored());
+        self.world.contents.initial.insert(number, known);
+        frame.memory = self.world.terms.memory(MemoryNode::Initial(number));
+        frame.in_place = self.world.terms.initial_in_place(number);
+        for param in &version.blocks[head.index()].params {
+            let bits = version.ty(*param).bits();
+            frame.values[param.index()] = Some(self.world.terms.symbol(Symbol::Head(*param), bits));
+        }
+        let (poll, anchor) = safe_point(version, head)?;
+        let mut facts = facts;
+        for inst in &version.blocks[head.index()].insts[..poll] {
+            self.world.step(&mut frame, &mut facts, version, inst, Side::Claims)?;
+        }
+        let start = self.rebuilt(&frame, &facts, anchor)?;
+        let spec = right.again(&mut self.world, &self.reference, &start)?;
+        self.path(head, poll + 1, frame, facts, spec, Some(head))
+    }
+
+    /// The state that an anchor of the version rebuilds.
+    fn rebuilt(
+        &mut self,
+        frame: &Frame,
+        facts: &Facts,
+        anchor: AnchorId,
+    ) -> Result<Position, Stuck> {
+        self.world.rebuilt(frame, facts, self.version, anchor, Side::Claims)
+    }
+
+    /// Follows the version from an instruction on; `cut` is the head where the segment began.
+    fn path(
+        &mut self,
+        block: BlockId,
+        from: usize,
+        mut frame: Frame,
+        mut facts: Facts,
+        mut spec: Spec,
+        cut: Option<BlockId>,
+    ) -> Result<(), Stuck> {
+        let version = self.version;
+        let (mut block, mut from) = (block, from);
+        loop {
+            let body = &version.blocks[block.index()];
+            for (i, inst) in body.insts.iter().enumerate().skip(from) {
+                if facts.contradict {
+                    return Ok(());
+                }
+                if self.world.questions.late {
+                    return Err(format!("at {block}[{i}]"));
+                }
+                if let Some(anchor) = inst.anchor {
+                    self.opportunity(&frame, &mut facts, &mut spec, anchor, 0)
+                        .map_err(|why| format!("{anchor} at {block}[{i}]: {why}"))?;
+                }
+                if inst.op == Op::Assume {
+                    let cond = self.world.operand(&frame, inst.args[0], Ty::I1)?;
+                    let cond = facts.seen(&mut self.world.terms, cond);
+                    facts.learn(&mut self.world.terms, cond);
+                } else {
+                    self.world.step(&mut frame, &mut facts, version, inst, Side::Claims)?;
+                }
+            }
+            if facts.contradict {
+                return Ok(());
+            }
+            let at = body.insts.len();
+            let (to, args): (BlockId, &[Operand]) = match &body.term {
+                End::Jump { to, args } => (*to, args),
+                End::Branch { cond, then, otherwise } => {
+                    let cond = self.world.operand(&frame, *cond, Ty::I1)?;
+                    let cond = facts.seen(&mut self.world.terms, cond);
+                    for (edge, holds) in [(then, true), (otherwise, false)] {
+                        let mut facts = facts.clone();
+                        let fact = if holds { cond } else { self.world.terms.not(cond) };
+                        facts.learn(&mut self.world.terms, fact);
+                        if facts.contradict {
+                            continue;
+                        }
+                        let (frame, spec) = (frame.clone(), spec.clone());
+                        self.edge(edge.to, &edge.args, frame, facts, spec, cut)?;
+                    }
+                    return Ok(());
+                }
+                End::Exit(anchor) => {
+                    return self
+                        .opportunity(&frame, &mut facts, &mut spec, *anchor, 0)
+                        .map_err(|why| format!("{anchor} at {block}[{at}]: {why}"));
+                }
+                End::Guest(_) => return Err("a trace that ends as base does".to_string()),
+            };
+            if self.cuts.contains_key(&to) {
+                return self.edge(to, args, frame, facts, spec, cut);
+            }
+            self.world.enter(&mut frame, version, to, args)?;
+            (block, from) = (to, 0);
+        }
+    }
+
+    /// Follows an edge: on to the block, or to a loop's head, where the path ends.
+    fn edge(
+        &mut self,
+        to: BlockId,
+        args: &[Operand],
+        mut frame: Frame,
+        mut facts: Facts,
+        mut spec: Spec,
+        cut: Option<BlockId>,
+    ) -> Result<(), Stuck> {
+        let version = self.version;
+        self.world.enter(&mut frame, version, to, args)?;
+        if !self.cuts.contains_key(&to) {
+            return self.path(to, 0, frame, facts, spec, cut);
+        }
+        let (poll, anchor) = safe_point(version, to)?;
+        let arrived = frame.clone();
+        for inst in &version.blocks[to.index()].insts[..poll] {
+            self.world.step(&mut frame, &mut facts, version, inst, Side::Claims)?;
+        }
+        // A loop that comes round without progress of base would not be equivalent.
+        let least = usize::from(cut.is_some());
+        self.opportunity(&frame, &mut facts, &mut spec, anchor, least)
+            .map_err(|why| format!("{anchor} on the way to {to}: {why}"))?;
+        if cut == Some(to) {
+            return self.keeps(to, &frame, &facts);
+        }
+        self.arrive(to, arrived, facts, spec)
+    }
+
+    /// Control comes to a head from outside the loop.
+    fn arrive(
+        &mut self,
+        head: BlockId,
+        frame: Frame,
+        facts: Facts,
+        spec: Spec,
+    ) -> Result<(), Stuck> {
+        if self.cuts[&head].first.is_some() {
+            return self.meet(head, &frame, &facts, &spec);
+        }
+        // What was accessed on the way may be the same in all iterations.
+        let mut places: Vec<(Term, u32)> = facts.accessed().collect();
+        places.sort();
+        places.dedup();
+        let params = self.version.blocks[head.index()].params.clone();
+        let mut known = Vec::new();
+        for (address, bytes) in places {
+            let value = self.world.read(&facts, frame.memory, address, bytes);
+            if matches!(self.world.terms.node(value), Node::Load(memory, _)
+                if matches!(self.world.terms.memory_node(*memory), MemoryNode::Store { .. }))
+            {
+                continue;
+            }
+            let carried = params.iter().find(|p| frame.values[p.index()] == Some(value));
+            let value = match carried {
+                Some(param) => {
+                    let bits = self.version.ty(*param).bits();
+                    self.world.terms.symbol(Symbol::Head(*param), bits)
+                }
+                None => value,
+            };
+            known.push(Known { address, bytes, value });
+        }
+        let cut = self.cuts.get_mut(&head).ok_or("a head that is none")?;
+        cut.known = known;
+        cut.first = Some((frame, facts, spec));
+        self.again = true;
+        Ok(())
+    }
+
+    /// Control comes to a head from outside another time: what both ways know remains.
+    fn meet(
+        &mut self,
+        head: BlockId,
+        frame: &Frame,
+        facts: &Facts,
+        spec: &Spec,
+    ) -> Result<(), Stuck> {
+        let known = self.cuts[&head].known.clone();
+        let mut kept = Vec::new();
+        for known in known {
+            if self.holds(head, known, frame, facts) {
+                kept.push(known);
+            }
+        }
+        let cut = self.cuts.get_mut(&head).ok_or("a head that is none")?;
+        let mut less = kept.len() < cut.known.len();
+        cut.known = kept;
+        if let Some((first, both, right)) = &mut cut.first {
+            less |= first.meet(frame);
+            less |= both.meet(facts);
+            less |= right.meet(spec);
+        }
+        self.again |= less;
+        Ok(())
+    }
+
+    /// Control comes back to a head: does the iteration keep the invariants?
+    fn keeps(&mut self, head: BlockId, frame: &Frame, facts: &Facts) -> Result<(), Stuck> {
+        let known = self.cuts[&head].known.clone();
+        let mut kept = Vec::new();
+        for known in known {
+            match self.holds(head, known, frame, facts) {
+                true => kept.push(known),
+                false => self.again = true,
+            }
+        }
+        self.cuts.get_mut(&head).ok_or("a head that is none")?.known = kept;
+        Ok(())
+    }
+
+    /// Does memory hold what it is to hold, with these parameters of the head?
+    fn holds(&mut self, head: BlockId, known: Known, frame: &Frame, facts: &Facts) -> bool {
+        let params = &self.version.blocks[head.index()].params;
+        let expected = match *self.world.terms.node(known.value) {
+            Node::Symbol(Symbol::Head(value)) if params.contains(&value) => {
+                match frame.values[value.index()] {
+                    Some(value) => value,
+                    None => return false,
+                }
+            }
+            _ => known.value,
+        };
+        let found = self.world.read(facts, frame.memory, known.address, known.bytes);
+        found == facts.seen(&mut self.world.terms, expected)
+            || self.world.equal(facts, found, expected)
+    }
+
+    /// Shows that `base` passes the state that an anchor rebuilds.
+    fn opportunity(
+        &mut self,
+        frame: &Frame,
+        facts: &mut Facts,
+        spec: &mut Spec,
+        anchor: AnchorId,
+        least: usize,
+    ) -> Result<(), Stuck> {
+        self.states += 1;
+        let wanted = self.rebuilt(frame, facts, anchor)?;
+        // The states passed, the current one first.
+        let passed = spec.passed.len();
+        for at in (least..passed).rev() {
+            if self.is_same_at_sight(&spec.passed[at], &wanted)
+                && self.is_pc(facts, spec.passed[at].pc, wanted.pc)
+            {
+                return Ok(());
+            }
+        }
+        let mut why = None;
+        if passed > least && self.is_pc(facts, spec.passed[passed - 1].pc, wanted.pc) {
+            match self.same(facts, &spec.passed[passed - 1].clone(), &wanted) {
+                Ok(()) => {
+                    spec.adopt(&wanted);
+                    return Ok(());
+                }
+                Err(difference) => why = Some(difference),
+            }
+        }
+        let mut ahead = spec.clone();
+        let mut unlikely = None;
+        let mut arrivals = 0;
+        while arrivals < ARRIVALS {
+            match ahead.advance(&mut self.world, &mut self.reference, facts) {
+                Ok(()) => {}
+                Err(stuck) => {
+                    why = why.or(Some(stuck));
+                    break;
+                }
+            }
+            let Some(position) = ahead.passed.last().cloned() else { break };
+            if !self.is_pc(facts, position.pc, wanted.pc) {
+                continue;
+            }
+            arrivals += 1;
+            if !self.is_likely(facts, &position, &wanted) {
+                unlikely = unlikely.or_else(|| Some((ahead.clone(), position)));
+                continue;
+            }
+            match self.same(facts, &position, &wanted) {
+                Ok(()) => {
+                    ahead.adopt(&wanted);
+                    *spec = ahead;
+                    return Ok(());
+                }
+                Err(difference) => why = Some(difference),
+            }
+        }
+        if let Some((mut ahead, position)) = unlikely {
+            match self.same(facts, &position, &wanted) {
+                Ok(()) => {
+                    ahead.adopt(&wanted);
+                    *spec = ahead;
+                    return Ok(());
+                }
+                Err(difference) => why = why.or(Some(difference)),
+            }
+        }
+        for at in (least..passed.saturating_sub(1)).rev() {
+            let position = spec.passed[at].clone();
+            if self.is_pc(facts, position.pc, wanted.pc)
+                && self.same(facts, &position, &wanted).is_ok()
+            {
+                return Ok(());
+            }
+        }
+        let pc = self.world.terms.words(wanted.pc, 2);
+        Err(format!("base at {pc}: {}", why.unwrap_or_else(|| "never comes there".to_string())))
+    }
+
+    /// Is it the same pc? A constant and another term are not compared further.
+    fn is_pc(&mut self, facts: &Facts, one: Term, two: Term) -> bool {
+        let one = facts.seen(&mut self.world.terms, one);
+        let two = facts.seen(&mut self.world.terms, two);
+        let terms = &self.world.terms;
+        match (terms.constant(one), terms.constant(two)) {
+            (None, None) => self.world.equal(facts, one, two),
+            _ => one == two,
+        }
+    }
+
+    fn is_same_at_sight(&self, one: &Position, two: &Position) -> bool {
+        one.locs == two.locs && one.memory == two.memory && one.in_place == two.in_place
+    }
+
+    /// Are two states equal for arbitrary values of what they are made of?
+    fn is_likely(&mut self, facts: &Facts, one: &Position, two: &Position) -> bool {
+        let World { terms, .. } = &mut self.world;
+        let registers = one.locs.iter().zip(&two.locs).take(Loc::SSA_COUNT - 1);
+        for (one, two) in registers {
+            let (one, two) = (facts.rewritten(terms, *one), facts.rewritten(terms, *two));
+            if terms.differ(one, two) {
+                return false;
+            }
+        }
+        one.in_place == two.in_place
+    }
+
+    /// Are two states equal?
+    fn same(&mut self, facts: &Facts, base: &Position, ours: &Position) -> Result<(), Stuck> {
+        for index in 0..Loc::SSA_COUNT {
+            let loc = Loc::from_ssa_index(index);
+            let (theirs, ours) = (base.locs[index], ours.locs[index]);
+            let same = match loc {
+                Loc::Flags => self.world.equal_flags(facts, theirs, ours),
+                _ => self.world.equal(facts, theirs, ours),
+            };
+            if !same {
+                let terms = &self.world.terms;
+                let (theirs, ours) = (terms.words(theirs, 4), terms.words(ours, 4));
+                return Err(format!("{loc}: base {theirs}, version {ours}"));
+            }
+        }
+        if base.in_place != ours.in_place {
+            return Err("the state that is not SSA".to_string());
+        }
+        self.world.same_memory(facts, base.memory, ours.memory)
+    }
+}
+
+/// How often `base` may come to a pc in another state than the one that is looked for (guess; an inner loop
+/// of a recorded path passes its head many times).
+const ARRIVALS: u32 = 64;

@@ -1,0 +1,312 @@
+//! Proofs of right passes succeed; of what the checker shows to be wrong there is none.
+
+use super::term::{Node, Symbol, Term, Terms};
+use super::*;
+use crate::op::{ArgTy, Cond, FlagOp, Op};
+use crate::opt::{OptOptions, optimise_with, pass};
+use crate::random::cases::{Case, agrees, case, passes};
+use crate::random::program::Program;
+use crate::random::{Rng, generate};
+use crate::semantics;
+use crate::side_conditions::SideCondition;
+use crate::side_conditions::tests::without;
+use crate::types::{Loc, Ty};
+use crate::verify::verify;
+use crate::version::Version;
+
+/// Operations with their types, conditions and flags among them.
+fn operations() -> Vec<(Op, Ty)> {
+    let ints = [Ty::I8, Ty::I16, Ty::I32, Ty::I64];
+    let mut all = Vec::new();
+    for ty in ints {
+        let plain = Op::PLAIN.iter().filter(|op| op.is_pure() && !matches!(op, Op::Zext(_)));
+        for op in plain {
+            let fits = match op {
+                Op::Bswap => ty == Ty::I32 || ty == Ty::I64,
+                Op::Trunc => ty != Ty::I64,
+                Op::Insert8Low | Op::Insert8High | Op::Insert16 | Op::FlagBits => ty == Ty::I64,
+                _ => true,
+            };
+            if fits {
+                all.push((*op, ty));
+            }
+        }
+        for from in [Ty::I1, Ty::I8, Ty::I16, Ty::I32] {
+            if from.bits() < ty.bits() {
+                all.push((Op::Zext(from), ty));
+                all.push((Op::Sext(from), ty));
+            }
+        }
+        all.extend(FlagOp::TABLE.iter().map(|(flag_op, ..)| (Op::Flags(*flag_op), ty)));
+    }
+    all.extend(Cond::ALL.map(|cond| (Op::Cond(cond), Ty::I64)));
+    all.extend([Op::And, Op::Or, Op::Xor, Op::Not, Op::Select].map(|op| (op, Ty::I1)));
+    all
+}
+
+/// The types of an operation's operands.
+fn operands(op: Op, ty: Ty) -> Vec<Ty> {
+    let (types, _) = op.signature();
+    let of = |arg: &ArgTy| match arg {
+        ArgTy::Same => ty,
+        ArgTy::Is(ty) => *ty,
+    };
+    types.iter().map(of).collect()
+}
+
+/// A term of a type: a constant, a symbol, or one made before.
+fn term(terms: &mut Terms, rng: &mut Rng, pool: &[(Term, Ty)], ty: Ty) -> Term {
+    let made: Vec<Term> = pool.iter().filter(|(_, t)| *t == ty).map(|(term, _)| *term).collect();
+    match rng.below(6) {
+        0 | 1 if ty != Ty::Flags => terms.number(rng.interesting(), ty.bits()),
+        0..4 if !made.is_empty() => rng.pick(&made),
+        _ if ty == Ty::Flags => terms.symbol(Symbol::Entry(Loc::Flags), 64),
+        n => {
+            let loc = Loc::from_ssa_index(n);
+            let whole = terms.symbol(Symbol::Entry(loc), 64);
+            terms.slice(whole, 0, ty.bits())
+        }
+    }
+}
+
+#[test]
+fn normal_forms_keep_the_value() {
+    let operations = operations();
+    for seed in 0..400 {
+        let (mut terms, mut rng) = (Terms::default(), Rng::new(seed));
+        let mut pool = Vec::new();
+        for _ in 0..200 {
+            let (op, ty) = rng.pick(&operations);
+            let args: Vec<Term> = operands(op, ty)
+                .into_iter()
+                .map(|ty| term(&mut terms, &mut rng, &pool, ty))
+                .collect();
+            let values: Vec<u64> = args.iter().map(|a| terms.first_sample(*a)).collect();
+            let made = terms.pure(op, ty, &args);
+            let expected = semantics::eval(op, ty, &values);
+            assert_eq!(
+                terms.first_sample(made),
+                expected,
+                "{op}.{ty} of {:?} is {}",
+                args.iter().map(|a| terms.words(*a, 5)).collect::<Vec<_>>(),
+                terms.words(made, 5)
+            );
+            let result = match op.signature().1 {
+                crate::op::ResultTy::Is(ty) => ty,
+                _ => ty,
+            };
+            pool.push((made, result));
+            // Parts, and parts put together.
+            if let (Some(low), true) = (Some(8 * rng.below(8) as u32), result == Ty::I64) {
+                let part = terms.slice(made, low, 8);
+                assert_eq!(terms.first_sample(part), expected >> low & 0xff);
+                let parts: Vec<Term> = (0..8).map(|i| terms.slice(made, 8 * i, 8)).collect();
+                let whole = terms.bytes(&parts);
+                assert_eq!(terms.first_sample(whole), expected, "{}", terms.words(whole, 5));
+            }
+        }
+    }
+}
+
+/// A subject: the case's trace after passes.
+fn attempt(program: &mut Program, version: &Version, solver: &mut dyn Solver) -> Outcome {
+    let limits = Limits { time: std::time::Duration::from_secs(20) };
+    prove(Claim { right: Right::Program(program), version, constants: &[] }, solver, limits)
+}
+
+/// The cases of a program. A proof says nothing about other threads, so that there is no peer.
+fn each(seed: u64, mut f: impl FnMut(&mut Program, &Case, u64)) {
+    let mut program = generate::program(&mut Rng::new(seed));
+    for head in generate::heads(&program) {
+        if let Some(case) = case(&mut program, head, seed)
+            && !case.states[0].1.has_peer()
+        {
+            f(&mut program, &case, head);
+        }
+    }
+}
+
+fn made(case: &Case, names: &[&str]) -> Version {
+    let mut version = case.trace.clone();
+    optimise_with(&mut version, names, &OptOptions::default());
+    version
+}
+
+/// What is proven is right: whatever side condition a pass lacks, the checker finds nothing against a
+/// version of which there is a proof. Returns how many versions there were, how many of them the checker
+/// found to be wrong, and how many were proven and refuted.
+fn never_proven(solver: &mut dyn Solver, seeds: std::ops::Range<u64>) -> [u64; 4] {
+    let mut counts = [0; 4];
+    for seed in seeds {
+        each(seed, |program, case, head| {
+            let names = passes(&mut Rng::new(!seed ^ head));
+            for condition in SideCondition::ALL {
+                let mut version = case.trace.clone();
+                let ((), hits) = without(*condition, || {
+                    for pass in names.iter().filter_map(|name| pass(name)) {
+                        pass.run(&mut version, &OptOptions::default());
+                    }
+                });
+                if hits == 0 || verify(&version).is_err() {
+                    continue;
+                }
+                counts[0] += 1;
+                let wrong = agrees(program, case, &version);
+                let outcome = attempt(program, &version, solver);
+                let proven = outcome.verdict == Verdict::Proven;
+                counts[1] += u64::from(wrong.is_err());
+                counts[2] += u64::from(proven);
+                counts[3] += u64::from(matches!(outcome.verdict, Verdict::Refuted { .. }));
+                if let (true, Err(wrong)) = (proven, wrong) {
+                    panic!("seed {seed}, {condition:?}, {names:?} is proven: {wrong}\n{version}");
+                }
+            }
+        });
+    }
+    counts
+}
+
+#[test]
+fn what_is_wrong_is_not_proven_by_terms_alone() {
+    let [all, wrong, proven, refuted] = never_proven(&mut Nobody, 0..400);
+    println!("{all} versions, {wrong} wrong, {proven} proven");
+    assert_eq!(refuted, 0);
+    assert!(wrong > 50 && 5 * proven > all, "{all} versions, {wrong} wrong, {proven} proven");
+}
+
+#[test]
+fn right_passes_are_mostly_proven_by_terms_alone() {
+    let (mut traces, mut proven) = (0, 0);
+    for seed in 0..200 {
+        each(seed, |program, case, head| {
+            let names = passes(&mut Rng::new(!seed ^ head));
+            let outcome = attempt(program, &made(case, &names), &mut Nobody);
+            traces += 1;
+            proven += u64::from(outcome.verdict == Verdict::Proven);
+        });
+    }
+    println!("{proven} of {traces}");
+    assert!(traces > 200 && 2 * proven > traces, "{proven} of {traces}");
+}
+
+/// A term as a solver knows it: nothing is folded, because what it is made of are symbols.
+#[cfg(feature = "prove")]
+#[test]
+fn the_solver_computes_what_the_processor_does() {
+    let mut z3 = Z3 { work: 50_000_000 };
+    let mut rng = Rng::new(7);
+    let mut decided = 0;
+    for (op, ty) in operations() {
+        let types = operands(op, ty);
+        for round in 0..12 {
+            let mut terms = Terms::default();
+            let (mut args, mut values, mut hold) = (Vec::new(), Vec::new(), Vec::new());
+            for (i, arg) in types.iter().enumerate() {
+                // Counts are constants in half of the rounds, as in most code.
+                let constant = i == 1 && round % 2 == 0 && *arg == Ty::I8;
+                let value = match arg {
+                    Ty::Flags => rng.bits() & semantics::ARITH_FLAGS,
+                    ty if round < 6 => rng.interesting() & ty.mask(),
+                    ty => rng.bits() & ty.mask(),
+                };
+                let symbol = match arg {
+                    Ty::Flags => terms.symbol(Symbol::Entry(Loc::Flags), 64),
+                    ty => {
+                        let whole = terms.symbol(Symbol::Entry(Loc::from_ssa_index(i)), 64);
+                        terms.slice(whole, 0, ty.bits())
+                    }
+                };
+                let number = terms.number(value, arg.bits());
+                values.push(value);
+                if constant {
+                    args.push(number);
+                    continue;
+                }
+                args.push(symbol);
+                hold.push(match arg {
+                    Ty::Flags => terms.equal_flags(symbol, number),
+                    _ => terms.equal(symbol, number),
+                });
+            }
+            let expected = semantics::eval(op, ty, &values);
+            let made = terms.pure(op, ty, &args);
+            let bits = Terms::result_bits(op, ty);
+            // Of flags each condition is asked for; those that the manual does not define are free.
+            let conditions: Vec<(Term, u64)> = match op {
+                Op::Flags(_) => [Cond::O, Cond::B, Cond::E, Cond::S, Cond::P, Cond::L, Cond::Le]
+                    .into_iter()
+                    .map(|cond| {
+                        let holds = u64::from(semantics::cond_holds(cond, expected));
+                        (terms.pure(Op::Cond(cond), Ty::I64, &[made]), holds)
+                    })
+                    .collect(),
+                _ => vec![(made, expected)],
+            };
+            for (term, value) in conditions {
+                let bits = if matches!(op, Op::Flags(_)) { 1 } else { bits };
+                let right = terms.number(value, bits);
+                let wrong = terms.number(value ^ 1, bits);
+                let goal = terms.equal(term, right);
+                let opposite = terms.equal(term, wrong);
+                let answer = z3.follows(&terms, &hold, goal, false);
+                let words =
+                    || format!("{op}.{ty} {values:x?} = {value:#x}: {}", terms.words(term, 4));
+                match answer {
+                    Answer::Follows => decided += 1,
+                    _ if matches!(op, Op::Flags(_)) => {}
+                    answer => panic!("{}: {answer:?}", words()),
+                }
+                let answer = z3.follows(&terms, &hold, opposite, false);
+                assert!(answer != Answer::Follows, "{}: the opposite follows", words());
+            }
+        }
+    }
+    println!("{decided} decided");
+    assert!(decided > 5_000, "{decided}");
+}
+
+#[cfg(feature = "prove")]
+#[test]
+fn what_is_wrong_is_not_proven_by_the_solver() {
+    let [all, wrong, proven, refuted] = never_proven(&mut Z3::default(), 0..60);
+    let words = format!("{all} versions, {wrong} wrong, {proven} proven, {refuted} refuted");
+    println!("{words}");
+    assert!(wrong > 5 && 2 * proven > all && refuted > 10, "{words}");
+}
+
+#[cfg(feature = "prove")]
+#[test]
+fn right_passes_are_proven() {
+    let (mut traces, mut proven, mut why) = (0, 0, Vec::new());
+    for seed in 0..60 {
+        each(seed, |program, case, head| {
+            let names = passes(&mut Rng::new(!seed ^ head));
+            let outcome = attempt(program, &made(case, &names), &mut Z3::default());
+            traces += 1;
+            match outcome.verdict {
+                Verdict::Proven => proven += 1,
+                Verdict::Refuted { setup, what } => panic!("{names:?}: {what}\n{setup}"),
+                Verdict::Unknown { why: what } => why.push(format!("{seed} {names:?}: {what}")),
+            }
+        });
+    }
+    println!("{proven} of {traces}\n{}", why.join("\n"));
+    assert!(10 * proven > 9 * traces, "{proven} of {traces}: {why:#?}");
+}
+
+#[test]
+fn a_term_is_made_once() {
+    let mut terms = Terms::default();
+    let rax = terms.symbol(Symbol::Entry(Loc::from_ssa_index(0)), 64);
+    let four = terms.number(4, 64);
+    let flags = terms.pure(Op::Flags(FlagOp::Sub), Ty::I64, &[rax, four]);
+    let less = terms.pure(Op::Cond(Cond::B), Ty::I64, &[flags]);
+    assert_eq!(less, terms.pure(Op::LtU, Ty::I64, &[rax, four]));
+    let low = terms.pure(Op::Trunc, Ty::I32, &[rax]);
+    let wide = terms.pure(Op::Zext(Ty::I32), Ty::I64, &[low]);
+    assert_eq!(low, terms.pure(Op::Trunc, Ty::I32, &[wide]));
+    let left = terms.plus(rax, 5);
+    let nine = terms.number(9, 64);
+    assert_eq!(terms.equal(left, nine), terms.equal(rax, four));
+    assert!(matches!(terms.node(left), Node::Sum(..)));
+}
