@@ -27,6 +27,7 @@ use crate::bench::BenchArgs;
 use crate::explain::ExplainArgs;
 use crate::guards::GuardsArgs;
 use crate::ir::IrArgs;
+use crate::solver;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use dynasour_runtime::config::{
@@ -67,6 +68,9 @@ impl Cli {
             if let Some(option) = args.option_without_meaning() {
                 let text = format!("{option} has no meaning with --tier {}", args.tier);
                 return Err(Cli::command().error(ErrorKind::ArgumentConflict, text));
+            }
+            if args.prove_traces && solver::needed().is_err() {
+                return Err(Cli::command().error(ErrorKind::InvalidValue, solver::MISSING));
             }
             return Ok(Cli { command: Command::Run(args) });
         }
@@ -291,6 +295,11 @@ pub struct RunArgs {
     /// 70 and a report
     #[arg(long)]
     verify_traces: bool,
+    /// Prove that each trace does what was recorded, from every state, before it is used (up to two
+    /// seconds for each trace). A trace that is refuted is reported and not used. Needs a build with
+    /// `--features prove`
+    #[arg(long)]
+    prove_traces: bool,
     /// Compile only the traces numbered FIRST to LAST in the order of their making, to find a
     /// faulty one by bisection
     #[arg(long, value_name = "FIRST[-LAST]", value_parser = parse_range)]
@@ -422,6 +431,9 @@ impl RunArgs {
         if self.verify_traces {
             child_options.push("--verify-traces".into());
         }
+        if self.prove_traces {
+            child_options.push("--prove-traces".into());
+        }
         // A relative path must not depend on the guest's working directory at its end.
         let stats_json = self.stats_json.map(|path| std::path::absolute(&path).unwrap_or(path));
         let mut own_options: Vec<OsString> = Vec::new();
@@ -471,6 +483,7 @@ impl RunArgs {
             passes: self.passes,
             skip_passes: self.skip_pass,
             verify_traces: self.verify_traces,
+            prove_traces: self.prove_traces,
             only_traces: self.only_trace,
             stats: self.stats,
             stats_json,

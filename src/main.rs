@@ -11,6 +11,7 @@
 //! | [`explain`] | `explain`: what the hot traces of one run are |
 //! | [`guards`] | `guards`: one program under several guard placements |
 //! | [`ir`] | `ir`: tools for the IR's text form |
+//! | [`solver`] | none: what proofs need |
 //!
 //! `run` itself is [`dynasour_runtime::run`], which returns only if the guest could not be started.
 
@@ -24,6 +25,7 @@ mod explain;
 mod fixed_address;
 mod guards;
 mod ir;
+mod solver;
 
 use cli::{Cli, Command};
 use std::ffi::c_int;

@@ -413,6 +413,8 @@ pub struct RunConfig {
     /// Is each trace compared with the recorded code before it is published
     /// ([`crate::dispatch::validation`])?
     pub verify_traces: bool,
+    /// Is each trace to be proven right before it is published? Needs the feature `prove`.
+    pub prove_traces: bool,
     /// Only the traces with these numbers are compiled, counted from 1 in the order in which they
     /// are recorded. For bisecting.
     pub only_traces: Option<std::ops::RangeInclusive<u32>>,

@@ -83,6 +83,7 @@ fn defaults(command: &[OsString]) -> RunArgs {
         passes: None,
         skip_pass: Vec::new(),
         verify_traces: false,
+        prove_traces: false,
         only_trace: None,
         count: None,
         count_detail: false,

@@ -99,6 +99,9 @@ pub struct ExplainArgs {
     /// Compare each trace with the code that was recorded, as for `run`, and show what was compared
     #[arg(long)]
     verify_traces: bool,
+    /// Prove that each trace does what was recorded, as for `run`, and show which were proven
+    #[arg(long)]
+    prove_traces: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROG")]
     command: Vec<OsString>,
@@ -122,6 +125,9 @@ pub fn run(args: &ExplainArgs) -> Result<c_int> {
             "{} exists; --force overwrites it",
             output.display()
         );
+    }
+    if args.prove_traces {
+        crate::solver::needed()?;
     }
     let plan = plan(args);
     let counted = plan.run()?;
@@ -176,6 +182,7 @@ fn plan(args: &ExplainArgs) -> Plan<'_> {
         options.extend(["--skip-pass".into(), args.skip_pass.join(",").into()]);
     }
     options.extend(args.verify_traces.then(|| "--verify-traces".into()));
+    options.extend(args.prove_traces.then(|| "--prove-traces".into()));
     Plan { options, detail: true, discard: args.discard_output, command: &args.command }
 }
 

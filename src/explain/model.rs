@@ -21,7 +21,7 @@ use dynasour_runtime::observe::attempts::Attempt;
 use dynasour_runtime::observe::census::{
     Census, CodeBytes, CompileTimes, End, Fragment, From, Guard, Interpreted, Kind, To, Went,
 };
-use dynasour_runtime::observe::certificate::Certificate;
+use dynasour_runtime::observe::certificate::{Certificate, Proof};
 use serde::Serialize;
 use std::os::unix::process::ExitStatusExt;
 
@@ -121,6 +121,8 @@ pub struct Version {
     /// What was compared with the recorded code, with --verify-traces: of the version, and of its machine
     /// code.
     pub certificates: [Option<Certificate>; 2],
+    /// Is it proven, with `--prove-traces`?
+    pub proof: Option<Proof>,
     /// Exits taken at its safe point (a signal was pending).
     pub polls: u64,
     /// Exits taken because of a fault.
@@ -249,6 +251,7 @@ impl Maker<'_> {
             moves: f.moves,
             compile_ns: f.compile_ns,
             certificates: f.certificates,
+            proof: f.proof.clone(),
             polls: f.polls,
             faults: f.faults,
             dropped: f.dropped,

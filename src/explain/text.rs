@@ -223,6 +223,9 @@ impl Reporter<'_> {
                 let _ = writeln!(out, "  {what} {certificate}");
             }
         }
+        if let Some(proof) = &v.proof {
+            let _ = writeln!(out, "  version {proof}");
+        }
         if let Some(interpreted) = &v.interpreted {
             let _ = writeln!(out, "  {}", loop_of_program(interpreted));
         }

@@ -132,6 +132,7 @@ fn count(session: &Session, expected: &Sample, row: &mut Row) -> Result<()> {
     let name = file.to_str().context("the temporary directory's name is not UTF-8")?;
     let mut options = vec!["--count", name];
     options.extend(session.args.verify_traces.then_some("--verify-traces"));
+    options.extend(session.args.prove_traces.then_some("--prove-traces"));
     if under(session, expected, row, &options)?.is_some() {
         let text = std::fs::read(&file).context("the counting run wrote no census")?;
         let census: Census =

@@ -65,6 +65,10 @@ pub struct GuardsArgs {
     /// is not timed
     #[arg(long, conflicts_with = "chaos_sweep")]
     verify_traces: bool,
+    /// Prove that each trace does what was recorded, as for `run`, in the run of each policy that is not
+    /// timed
+    #[arg(long, conflicts_with = "chaos_sweep")]
+    prove_traces: bool,
     /// The time that is measured
     #[arg(long, value_enum, default_value_t = Clock::Cpu)]
     clock: Clock,
@@ -115,6 +119,9 @@ pub fn run(args: &GuardsArgs) -> Result<i32> {
         tier @ (Tier::Interp | Tier::Copy) => {
             bail!("the tier {tier} makes no traces, so it has no guards")
         }
+    }
+    if args.prove_traces {
+        crate::solver::needed()?;
     }
     let session = Session::new(args)?;
     let expected = session.expected()?;

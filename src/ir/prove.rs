@@ -8,9 +8,10 @@
 use super::args::ProveArgs;
 use super::source::SourceText;
 use super::{WRONG, out, plural, refuse};
+use crate::solver;
 use anyhow::{Context, Result, bail};
 use dynasour_ir::Version;
-use dynasour_ir::prove::{Claim, Limits, Outcome, Right, Verdict, prove, solver};
+use dynasour_ir::prove::{Claim, Limits, Outcome, Right, Verdict, prove};
 use dynasour_ir::setup::Setting;
 use dynasour_ir::text::File;
 use serde_json::json;
@@ -22,12 +23,7 @@ use std::time::Duration;
 const UNKNOWN: c_int = 3;
 
 pub(super) fn run(args: &ProveArgs) -> Result<c_int> {
-    let Some(mut solver) = solver() else {
-        bail!(
-            "this dynasour was built without a solver: install libz3-dev and build with \
-             `cargo build --release --features prove`"
-        );
-    };
+    let mut solver = solver::needed()?;
     let source = SourceText::read(&args.file)?;
     let file = match source.load() {
         Ok(file) => file,

@@ -77,6 +77,8 @@ pub enum AbortReason {
     NoGuestLoop,
     /// The observed values contradict the recorded path, or the loop's second iteration.
     Inconsistent,
+    /// It was shown that the trace does not do what was recorded (`--prove-traces`).
+    Refuted,
 }
 
 /// Why a recording ended in a trace.

@@ -387,7 +387,7 @@ impl Terms {
             }
             Node::Pure(Op::Insert16, _, args) if low + bits <= 16 => self.slice(args[1], low, bits),
             Node::Pure(Op::Insert16, _, args) if low >= 16 => self.slice(args[0], low, bits),
-            Node::Bytes(parts) if low % 8 == 0 && bits % 8 == 0 => {
+            Node::Bytes(parts) if low.is_multiple_of(8) && bits.is_multiple_of(8) => {
                 let parts = parts[(low / 8) as usize..((low + bits) / 8) as usize].to_vec();
                 self.bytes(&parts)
             }

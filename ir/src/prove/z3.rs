@@ -149,9 +149,9 @@ impl<'a> Encoder<'a> {
                         .to_vec();
                     Bool::and(&same)
                 }
-                (Op::Eq, _) => self.vector(args[0]).eq(&self.vector(args[1])),
-                (Op::LtU, _) => self.vector(args[0]).bvult(&self.vector(args[1])),
-                (Op::LtS, _) => self.vector(args[0]).bvslt(&self.vector(args[1])),
+                (Op::Eq, _) => self.vector(args[0]).eq(self.vector(args[1])),
+                (Op::LtU, _) => self.vector(args[0]).bvult(self.vector(args[1])),
+                (Op::LtS, _) => self.vector(args[0]).bvslt(self.vector(args[1])),
                 (Op::Select, _) => {
                     self.truth(args[0]).ite(&self.truth(args[1]), &self.truth(args[2]))
                 }
@@ -238,10 +238,10 @@ impl<'a> Encoder<'a> {
         let bits = self.terms.bits(term);
         let number = |value: u64| BV::from_u64(value, bits);
         match op {
-            Op::And => self.vector(args[0]).bvand(&self.vector(args[1])),
-            Op::Or => self.vector(args[0]).bvor(&self.vector(args[1])),
-            Op::Xor => self.vector(args[0]).bvxor(&self.vector(args[1])),
-            Op::Mul => self.vector(args[0]).bvmul(&self.vector(args[1])),
+            Op::And => self.vector(args[0]).bvand(self.vector(args[1])),
+            Op::Or => self.vector(args[0]).bvor(self.vector(args[1])),
+            Op::Xor => self.vector(args[0]).bvxor(self.vector(args[1])),
+            Op::Mul => self.vector(args[0]).bvmul(self.vector(args[1])),
             Op::MulHighU | Op::MulHighS => {
                 let wide = |v: BV| match op {
                     Op::MulHighU => v.zero_ext(bits),
@@ -295,12 +295,12 @@ impl<'a> Encoder<'a> {
                 let more = bits - self.terms.bits(args[0]);
                 if matches!(op, Op::Zext(_)) { value.zero_ext(more) } else { value.sign_ext(more) }
             }
-            Op::Insert8Low => self.vector(args[0]).extract(63, 8).concat(&self.vector(args[1])),
+            Op::Insert8Low => self.vector(args[0]).extract(63, 8).concat(self.vector(args[1])),
             Op::Insert8High => {
                 let old = self.vector(args[0]);
-                old.extract(63, 16).concat(&self.vector(args[1])).concat(old.extract(7, 0))
+                old.extract(63, 16).concat(self.vector(args[1])).concat(old.extract(7, 0))
             }
-            Op::Insert16 => self.vector(args[0]).extract(63, 16).concat(&self.vector(args[1])),
+            Op::Insert16 => self.vector(args[0]).extract(63, 16).concat(self.vector(args[1])),
             Op::Select if ty == Ty::Flags => self.free(term),
             Op::Select => self.truth(args[0]).ite(&self.vector(args[1]), &self.vector(args[2])),
             Op::FlagBits => self.flag_bits(args[0]),

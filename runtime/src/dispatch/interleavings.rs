@@ -318,6 +318,7 @@ pub(super) fn config(tier: Tier) -> RunConfig {
         passes: None,
         skip_passes: Vec::new(),
         verify_traces: false,
+        prove_traces: false,
         only_traces: None,
         stats: false,
         stats_json: None,

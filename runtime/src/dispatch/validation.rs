@@ -6,6 +6,9 @@
 //! [`FAULT`] and a report: what differs, in which state, after which passes, and a file from which
 //! `dynasour ir` shows it again.
 //!
+//! `--prove-traces` tries to prove instead that the version is right, from every state
+//! ([`dynasour_ir::prove`]). A trace that is refuted is reported and not used.
+//!
 //! Data: none; a [`Certificate`] says what was compared. Invariant: guest memory is read and never
 //! written. The thread that compiles calls this, and holds no lock.
 //!
@@ -18,13 +21,14 @@
 //! ```
 
 use crate::kernel::process::exit as exit_process;
-use crate::observe::certificate::Certificate;
+use crate::observe::certificate::{Certificate, Proof};
 use dynasour_emitter::ExitId;
 use dynasour_emitter::codegen::{CompiledCode, LiftedCode, Request};
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::eval::check::Code;
 use dynasour_ir::opt::OptOptions;
 use dynasour_ir::predict::NativeResults;
+use dynasour_ir::prove::{self, Claim, Right, Verdict};
 use dynasour_ir::validate::{Disagreement, Limits, Subject, blame, validate, validate_code};
 use dynasour_ir::{Region, Version};
 use dynasour_tracer::{Path, Step};
@@ -144,6 +148,33 @@ impl Recording<'_> {
                 Err(self.complaint(optimised, &disagreement, blamed))
             }
         }
+    }
+
+    /// Tries to prove that the trace does what was recorded.
+    ///
+    /// # Errors
+    /// It does not: this has been reported.
+    pub fn prove(&self, optimised: &Version) -> Result<Proof, ()> {
+        let mut solver = prove::solver().unwrap_or_else(|| Box::new(prove::Nobody));
+        let word = |(address, bytes): &(u64, u32)| {
+            Some((*address, *bytes, (self.read)(*address, *bytes)?))
+        };
+        let constants: Vec<(u64, u32, u64)> = self.constants.iter().filter_map(word).collect();
+        let mut recorded = Recorded::of(self.path);
+        let right = Right::Program(&mut recorded);
+        let claim = Claim { right, version: optimised, constants: &constants };
+        let outcome = prove::prove(claim, &mut *solver, prove::Limits::default());
+        let Verdict::Refuted { setup, what } = &outcome.verdict else {
+            return Ok(Proof::new(&outcome));
+        };
+        let (name, head) = (&self.built.name, self.built.region);
+        eprint!(
+            "dynasour: trace {name} of {head:#x} does not do what was recorded, and is not used: {what}\n\
+             dynasour: the lines that follow are a file for `dynasour ir diff FILE base {name}opt --forks \
+             1000`, with the recorded blocks, the versions, and the state\n{}{setup}",
+            self.file(optimised)
+        );
+        Err(())
     }
 
     /// The report of a disagreement.

@@ -17,7 +17,7 @@
 //! runtime; then a side trace, fragment 7, was made for its exit. `went` is `[{to: runtime, times:
 //! 10}, {to: fragment, fragment: 7, times: 20}]`.
 
-use crate::observe::certificate::Certificate;
+use crate::observe::certificate::{Certificate, Proof};
 use dynasour_guest::space;
 use dynasour_guest::symbols::MappedFile;
 use nix::sys::mman::ProtFlags;
@@ -119,6 +119,8 @@ pub struct Fragment {
     /// What was compared with the recorded code, with `--verify-traces`: of the version, and of its machine
     /// code.
     pub certificates: [Option<Certificate>; 2],
+    /// Is it proven to do what was recorded, with `--prove-traces`?
+    pub proof: Option<Proof>,
     /// Number of times that it was entered.
     pub entered: u64,
     /// If it is a loop: number of times that the loop's head was reached, from the entry and by the

@@ -1,12 +1,14 @@
-//! What `--verify-traces` has compared ([`crate::dispatch::validation`]): for one trace, and for all traces
-//! of a run.
+//! What `--verify-traces` has compared and `--prove-traces` has proven ([`crate::dispatch::validation`]): for
+//! one trace, and for all traces of a run.
 //!
-//! Plain data, no lock. Invariant: a certificate exists only for a trace in which no difference was found.
+//! Plain data, no lock. Invariants: a certificate exists only for a trace in which no difference was found; a
+//! trace that was refuted is not used.
 //!
 //! ```text
 //! verified: 61 entry states, 900 states compared; of 3 guards 3 held in some and 2 failed in some
 //! ```
 
+use dynasour_ir::prove::{Outcome, Verdict};
 use dynasour_ir::validate::Report;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -87,5 +89,76 @@ impl Verified {
         self.guards = std::array::from_fn(|i| self.guards[i] + certificate.guards[i]);
         self.exits = std::array::from_fn(|i| self.exits[i] + certificate.exits[i]);
         self.nanoseconds += certificate.nanoseconds;
+    }
+}
+
+/// An attempt to prove that a trace does what was recorded, from every state.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Proof {
+    /// Was it proven?
+    pub proven: bool,
+    /// If not: what could not be shown.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub why: Option<String>,
+    /// States at its anchors and ends that were shown to be right.
+    pub states: u64,
+    /// Questions to the solver.
+    pub questions: u64,
+    /// Nanoseconds that it took.
+    pub nanoseconds: u64,
+}
+
+impl Proof {
+    /// From an outcome that is no refutation.
+    pub fn new(outcome: &Outcome) -> Proof {
+        let why = match &outcome.verdict {
+            Verdict::Proven => None,
+            Verdict::Unknown { why } | Verdict::Refuted { what: why, .. } => Some(why.clone()),
+        };
+        Proof {
+            proven: outcome.verdict == Verdict::Proven,
+            why,
+            states: outcome.states,
+            questions: outcome.questions,
+            nanoseconds: outcome.time.as_nanos() as u64,
+        }
+    }
+}
+
+impl fmt::Display for Proof {
+    /// `proven from every state: 14 states, 3 questions to the solver`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.why {
+            None => f.write_str("proven from every state")?,
+            Some(why) => write!(f, "not proven: {why}")?,
+        }
+        write!(f, ": {} states, {} questions to the solver", self.states, self.questions)
+    }
+}
+
+/// Traces that were to be proven before they were published.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Proofs {
+    /// Proven traces.
+    pub proven: u64,
+    /// Traces that were shown to be wrong, and are not used.
+    pub refuted: u64,
+    /// The other traces.
+    pub unknown: u64,
+    /// States at anchors and ends that were shown to be right.
+    pub states: u64,
+    /// Questions to the solver.
+    pub questions: u64,
+    /// Nanoseconds that it took.
+    pub nanoseconds: u64,
+}
+
+impl Proofs {
+    /// Another trace was tried and is used.
+    pub fn add(&mut self, proof: &Proof) {
+        *(if proof.proven { &mut self.proven } else { &mut self.unknown }) += 1;
+        self.states += proof.states;
+        self.questions += proof.questions;
+        self.nanoseconds += proof.nanoseconds;
     }
 }

@@ -26,7 +26,7 @@ use super::describe::{guard, hex, steps};
 use crate::observe::census::{
     Code, CodeBytes, CompileTimes, Detail, End, Fragment, From, Interpreted, Kind, To, Went,
 };
-use crate::observe::certificate::Certificate;
+use crate::observe::certificate::{Certificate, Proof};
 use dynasour_emitter::counting::{CountedSite, Destination, Tally};
 use dynasour_emitter::{Emitter, ExitId, FragmentId, SiteKind};
 use dynasour_ir::Version;
@@ -45,6 +45,8 @@ pub struct Made<'a> {
     pub built: Option<String>,
     /// What was compared, with `--verify-traces`: of the version, and of its code.
     pub certificates: [Option<Certificate>; 2],
+    /// What `--prove-traces` has shown.
+    pub proof: Option<Proof>,
     pub alias_guards: bool,
 }
 
@@ -115,6 +117,7 @@ impl Ledger {
         });
         entry.fragment.compile_ns = made.times;
         entry.fragment.certificates = made.certificates;
+        entry.fragment.proof = made.proof;
         let expressions = Expressions::new(made.version);
         let mut guards = Vec::new();
         for (n, site) in
@@ -187,6 +190,7 @@ impl Ledger {
                 moves: fragment.hot_moves,
                 compile_ns: CompileTimes::default(),
                 certificates: [None; 2],
+                proof: None,
                 entered: 0,
                 iterations: None,
                 guards: Vec::new(),

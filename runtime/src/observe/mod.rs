@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`attempts`] | the heads at which traces were tried, and what became of them |
 //! | [`census`] | the document that `explain` and `guards` read: fragments, guards, counts |
-//! | [`certificate`] | what `--verify-traces` has compared |
+//! | [`certificate`] | what `--verify-traces` and `--prove-traces` have shown |
 //! | [`describe`] | paths and guards in the terms of a census |
 //! | [`ledger`] | the records of a counting run, from which a census is made |
 //! | [`profile`] | the time that each thread spends in each phase, and samples of native code |

@@ -10,7 +10,7 @@
 //! table has the line `deopts: guard  1`, the JSON `"deopts": {"guard": 1}`.
 
 use crate::observe::attempts::{self, Attempt, Attempts, Outcome};
-use crate::observe::certificate::Verified;
+use crate::observe::certificate::{Proofs, Verified};
 use crate::observe::profile::Phase;
 use dynasour_emitter::Rates;
 use dynasour_tracer::race::{Judgement, Verdict};
@@ -105,6 +105,8 @@ pub struct Stats {
     pub verified: Verified,
     /// The same of machine code.
     pub verified_code: Verified,
+    /// What `--prove-traces` has proven.
+    pub proofs: Proofs,
     /// Recorded paths that the helper thread compiled, whatever became of them.
     pub helped: u64,
     /// Nanoseconds that it spent on that.
@@ -259,6 +261,7 @@ impl Stats {
         if let Some(head) = head {
             self.attempts.tried(head, Outcome::Refused(reason));
         }
+        self.proofs.refuted += u64::from(reason == AbortReason::Refuted);
         *self.aborts.entry(format!("{reason:?}")).or_default() += 1;
     }
 
@@ -307,6 +310,15 @@ impl Stats {
                 }
             }
             row("  time (ms)", format!("{:.1}", verified.nanoseconds as f64 / 1e6));
+        }
+        let Proofs { proven, refuted, unknown, states, questions, nanoseconds } = self.proofs;
+        if proven + refuted + unknown > 0 {
+            row("traces proven", proven.to_string());
+            row("  refuted, not used", refuted.to_string());
+            row("  unknown", unknown.to_string());
+            row("  states shown", states.to_string());
+            row("  questions to the solver", questions.to_string());
+            row("  time (ms)", format!("{:.1}", nanoseconds as f64 / 1e6));
         }
         row("paths for the helper thread", self.helped.to_string());
         row("  its time (ms)", format!("{:.1}", self.helper_nanoseconds as f64 / 1e6));

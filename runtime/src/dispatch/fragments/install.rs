@@ -23,7 +23,7 @@ use crate::dispatch::footprint::NotedCode;
 use crate::dispatch::validation;
 use crate::observe::attempts::Outcome;
 use crate::observe::census::CompileTimes;
-use crate::observe::certificate::Certificate;
+use crate::observe::certificate::{Certificate, Proof};
 use crate::observe::ledger::Made;
 use crate::observe::profile::{Phase, during};
 use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
@@ -61,6 +61,8 @@ pub struct Plan {
     built: Option<String>,
     /// What was compared, with `--verify-traces`: of the version, and of its code.
     certificates: [Option<Certificate>; 2],
+    /// What was proven, with `--prove-traces`.
+    proof: Option<Proof>,
     /// What the code is to be compared with.
     original: Option<Original>,
 }
@@ -165,6 +167,7 @@ impl Fragments {
             assumptions: Vec::new(),
             built: None,
             certificates: [None; 2],
+            proof: None,
             original: None,
         })
     }
@@ -206,6 +209,7 @@ impl Fragments {
                 times: plan.times,
                 built: plan.built,
                 certificates: plan.certificates,
+                proof: plan.proof.clone(),
                 alias_guards,
             },
         );
@@ -254,6 +258,7 @@ impl Fragments {
         let [version, code] = plan.certificates;
         version.iter().for_each(|certificate| self.stats.verified.add(certificate));
         code.iter().for_each(|certificate| self.stats.verified_code.add(certificate));
+        plan.proof.iter().for_each(|proof| self.stats.proofs.add(proof));
         self.links_changed();
         Ok(())
     }
@@ -324,7 +329,7 @@ impl Plan {
             constants.borrow_mut().extend(value.map(|_| (address, size)));
             value
         };
-        let built = config.verify_traces.then(|| version.clone());
+        let built = (config.verify_traces || config.prove_traces).then(|| version.clone());
         let mut options = OptOptions {
             passes,
             skip,
@@ -350,9 +355,15 @@ impl Plan {
             let constants = constants.borrow().clone();
             let original = Original { built, constants, results: options.native_results.clone() };
             let recording = original.recording(path, read);
-            let compared = recording.certify(&version, &passes, &options);
-            self.certificates[0] = Some(validation::or_end(compared));
-            self.original = Some(original);
+            if config.verify_traces {
+                let compared = recording.certify(&version, &passes, &options);
+                self.certificates[0] = Some(validation::or_end(compared));
+            }
+            if config.prove_traces {
+                let proof = recording.prove(&version);
+                self.proof = Some(proof.map_err(|()| Failure::Refused(AbortReason::Refuted))?);
+            }
+            self.original = config.verify_traces.then_some(original);
         }
         Ok(version)
     }
