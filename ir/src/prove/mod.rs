@@ -37,6 +37,8 @@ mod facts;
 mod frame;
 mod questions;
 mod refute;
+#[cfg(all(test, feature = "prove"))]
+mod rules;
 mod simulate;
 mod solver;
 mod spec;

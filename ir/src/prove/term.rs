@@ -647,6 +647,12 @@ impl Terms {
         }
     }
 
+    /// A pure operation as it stands, in no normal form.
+    #[cfg(test)]
+    pub fn raw(&mut self, op: Op, ty: Ty, args: &[Term]) -> Term {
+        self.plain(op, ty, args)
+    }
+
     /// The width of an operation's result.
     pub fn result_bits(op: Op, ty: Ty) -> u32 {
         match op.signature().1 {

@@ -2,6 +2,7 @@
 
 use super::term::{Node, Symbol, Term, Terms};
 use super::*;
+use crate::builder::Builder;
 use crate::op::{ArgTy, Cond, FlagOp, Op};
 use crate::opt::{OptOptions, optimise_with, pass};
 use crate::random::cases::{Case, agrees, case, passes};
@@ -10,9 +11,9 @@ use crate::random::{Rng, generate};
 use crate::semantics;
 use crate::side_conditions::SideCondition;
 use crate::side_conditions::tests::without;
-use crate::types::{Loc, Ty};
+use crate::types::{Gpr, Loc, Operand, Ty};
 use crate::verify::verify;
-use crate::version::Version;
+use crate::version::{Anchor, Block, Inst, Mem, Term as End, Version};
 
 /// Operations with their types, conditions and flags among them.
 fn operations() -> Vec<(Op, Ty)> {
@@ -292,6 +293,101 @@ fn right_passes_are_proven() {
     }
     println!("{proven} of {traces}\n{}", why.join("\n"));
     assert!(10 * proven > 9 * traces, "{proven} of {traces}: {why:#?}");
+}
+
+/// The solver shows for all values what `normal_forms_keep_the_value` shows for some.
+#[cfg(feature = "prove")]
+#[test]
+fn normal_forms_are_proven() {
+    let operations = operations();
+    let (mut asked, mut proven) = (0, 0);
+    for seed in 0..60 {
+        let (mut terms, mut rng) = (Terms::default(), Rng::new(seed));
+        let mut pool = Vec::new();
+        for _ in 0..60 {
+            let (op, ty) = rng.pick(&operations);
+            let args: Vec<Term> = operands(op, ty)
+                .into_iter()
+                .map(|ty| term(&mut terms, &mut rng, &pool, ty))
+                .collect();
+            let made = terms.pure(op, ty, &args);
+            let raw = terms.raw(op, ty, &args);
+            let result = match op.signature().1 {
+                crate::op::ResultTy::Is(ty) => ty,
+                _ => ty,
+            };
+            pool.push((made, result));
+            // What the manual leaves undefined is only the same in the same term.
+            if made == raw || terms.constant(made).is_some() || matches!(op, Op::Flags(_)) {
+                continue;
+            }
+            let goal = terms.raw(Op::Eq, result, &[raw, made]);
+            asked += 1;
+            match (Z3 { work: 2_000_000 }).follows(&terms, &[], goal, false) {
+                Answer::Follows => proven += 1,
+                Answer::Unknown => {}
+                Answer::Refuted(state) => {
+                    let words = [raw, made].map(|term| terms.words(term, 6));
+                    panic!("seed {seed}: {} is not {}: {state:?}", words[0], words[1]);
+                }
+            }
+        }
+    }
+    println!("{proven} of {asked} proven");
+    assert!(asked > 500 && 10 * proven > 9 * asked, "{proven} of {asked}");
+}
+
+/// Pass `simplify` folds sums and shifts into addresses: terms alone show each to be the same.
+#[test]
+fn folded_addresses_are_proven() {
+    let mut folded = 0;
+    for seed in 0..600 {
+        let mut rng = Rng::new(seed);
+        let mut version = Version::new("t1", 0x1000);
+        let mut params = Vec::new();
+        for index in 0..Loc::SSA_COUNT {
+            let loc = Loc::from_ssa_index(index);
+            params.push(version.value(loc.ty()));
+            version.entry_locs.push(loc);
+        }
+        let mut b = Builder::new(&mut version);
+        let mut pool: Vec<Operand> = params[..3].iter().map(|v| (*v).into()).collect();
+        for _ in 0..6 {
+            let (x, y) = (rng.pick(&pool), rng.pick(&pool));
+            let number = Operand::Const(rng.interesting());
+            let count = Operand::Const(rng.below(5) as u64);
+            pool.push(match rng.below(4) {
+                0 => b.binary(Op::Add, Ty::I64, x, y),
+                1 => b.binary(Op::Shl, Ty::I64, x, count),
+                2 => b.binary(Op::Sub, Ty::I64, x, number),
+                _ => b.binary(Op::Add, Ty::I64, x, number),
+            });
+        }
+        let (mut insts, last) = (b.insts, pool.len() - 1);
+        let before =
+            Anchor::new(Operand::Const(0x1000), vec![(Loc::Gpr(Gpr::RAX), params[0].into())]);
+        let before = version.anchor(before);
+        let loaded = version.value(Ty::I64);
+        let mut load = Inst::new(Op::Load, Ty::I64, Some(loaded), &[pool[last], pool[last - 1]]);
+        load.mem = Some(Mem {
+            scale: 1 << rng.below(4),
+            disp: i64::from(rng.bits() as i32 >> rng.below(32)),
+            seg: None,
+        });
+        load.anchor = Some(before);
+        insts.push(load);
+        let after = Anchor::new(Operand::Const(0x2000), vec![(Loc::Gpr(Gpr::RAX), loaded.into())]);
+        let after = version.anchor(after);
+        version.blocks.push(Block { params, insts, term: End::Exit(after) });
+        crate::verify::assert_valid(&version);
+        let mut simple = version.clone();
+        optimise_with(&mut simple, &["simplify", "dce"], &OptOptions::default());
+        folded += u64::from(simple != version);
+        let claim = Claim { right: Right::Trace(&version), version: &simple, constants: &[] };
+        let outcome = prove(claim, &mut Nobody, Limits::default());
+        assert_eq!(outcome.verdict, Verdict::Proven, "seed {seed}: {version}{simple}");
+    }
+    assert!(folded > 500, "{folded}");
 }
 
 #[test]

@@ -150,6 +150,10 @@ impl<'a> Encoder<'a> {
                     Bool::and(&same)
                 }
                 (Op::Eq, _) => self.vector(args[0]).eq(self.vector(args[1])),
+                (Op::Ne, Ty::I1) => self.truth(args[0]).xor(self.truth(args[1])),
+                (Op::Ne, _) => self.vector(args[0]).eq(self.vector(args[1])).not(),
+                (Op::LeU, _) => self.vector(args[0]).bvule(self.vector(args[1])),
+                (Op::LeS, _) => self.vector(args[0]).bvsle(self.vector(args[1])),
                 (Op::LtU, _) => self.vector(args[0]).bvult(self.vector(args[1])),
                 (Op::LtS, _) => self.vector(args[0]).bvslt(self.vector(args[1])),
                 (Op::Select, _) => {
@@ -238,6 +242,11 @@ impl<'a> Encoder<'a> {
         let bits = self.terms.bits(term);
         let number = |value: u64| BV::from_u64(value, bits);
         match op {
+            Op::Add => self.vector(args[0]).bvadd(self.vector(args[1])),
+            Op::Sub => self.vector(args[0]).bvsub(self.vector(args[1])),
+            Op::Neg => self.vector(args[0]).bvneg(),
+            Op::Not => self.vector(args[0]).bvnot(),
+            Op::Trunc => self.vector(args[0]).extract(bits - 1, 0),
             Op::And => self.vector(args[0]).bvand(self.vector(args[1])),
             Op::Or => self.vector(args[0]).bvor(self.vector(args[1])),
             Op::Xor => self.vector(args[0]).bvxor(self.vector(args[1])),
@@ -250,17 +259,7 @@ impl<'a> Encoder<'a> {
                 let product = wide(self.vector(args[0])).bvmul(wide(self.vector(args[1])));
                 product.extract(2 * bits - 1, bits)
             }
-            Op::Shl | Op::Shr | Op::Sar => {
-                let counted = if bits == 64 { 63 } else { 31 };
-                let count = self.vector(args[1]).bvand(BV::from_u64(counted, 8));
-                let count = if bits > 8 { count.zero_ext(bits - 8) } else { count };
-                let value = self.vector(args[0]);
-                match op {
-                    Op::Shl => value.bvshl(&count),
-                    Op::Shr => value.bvlshr(&count),
-                    _ => value.bvashr(&count),
-                }
-            }
+            Op::Shl | Op::Shr | Op::Sar => self.shift(op, bits, args),
             Op::Rol | Op::Ror => {
                 let count = self.vector(args[1]);
                 let count = if bits > 8 { count.zero_ext(bits - 8) } else { count };
@@ -306,6 +305,19 @@ impl<'a> Encoder<'a> {
             Op::FlagBits => self.flag_bits(args[0]),
             Op::Flags(_) => self.flag_bits(term),
             _ => self.free(term),
+        }
+    }
+
+    /// A shift.
+    fn shift(&mut self, op: Op, bits: u32, args: &[Term]) -> BV {
+        let counted = if bits == 64 { 63 } else { 31 };
+        let count = self.vector(args[1]).bvand(BV::from_u64(counted, 8));
+        let count = if bits > 8 { count.zero_ext(bits - 8) } else { count };
+        let value = self.vector(args[0]);
+        match op {
+            Op::Shl => value.bvshl(&count),
+            Op::Shr => value.bvlshr(&count),
+            _ => value.bvashr(&count),
         }
     }
 
@@ -371,6 +383,17 @@ impl<'a> Encoder<'a> {
             FlagOp::SetCf if bit == CF => return Some(self.truth(args[1])),
             FlagOp::SetCf => return Some(self.flag(args[0], bit)),
             FlagOp::Inc | FlagOp::Dec if bit == CF => return Some(self.flag(args[1], bit)),
+            // A scan of zero sets ZF, or CF; bt changes CF only.
+            FlagOp::Bsf | FlagOp::Bsr | FlagOp::Popcnt if bit == ZF => {
+                return Some(self.vector(args[0]).eq(BV::from_u64(0, ty.bits())));
+            }
+            FlagOp::Tzcnt | FlagOp::Lzcnt if bit == CF => {
+                return Some(self.vector(args[0]).eq(BV::from_u64(0, ty.bits())));
+            }
+            FlagOp::Bt if bit == ZF => return Some(self.flag(args[2], bit)),
+            FlagOp::Shl | FlagOp::Shr | FlagOp::Sar => {
+                return Some(self.shifted(op, ty, args, bit));
+            }
             _ => {}
         }
         let bits = ty.bits();
@@ -423,6 +446,25 @@ impl<'a> Encoder<'a> {
             _ if adds => top(&a.bvxor(&result).bvand(b.bvxor(&result))),
             _ => top(&a.bvxor(&b).bvand(a.bvxor(&result))),
         })
+    }
+
+    /// A flag after a shift: that of before, if the count is zero.
+    fn shifted(&mut self, op: FlagOp, ty: Ty, args: &[Term], bit: u64) -> Bool {
+        let shift = match op {
+            FlagOp::Shl => Op::Shl,
+            FlagOp::Shr => Op::Shr,
+            _ => Op::Sar,
+        };
+        let bits = ty.bits();
+        let result = self.shift(shift, bits, &args[..2]);
+        let counted = if bits == 64 { 63 } else { 31 };
+        let none = self.vector(args[1]).bvand(BV::from_u64(counted, 8)).eq(BV::from_u64(0, 8));
+        let after = match bit {
+            ZF => result.eq(BV::from_u64(0, bits)),
+            SF => result.extract(bits - 1, bits - 1).eq(BV::from_u64(1, 1)),
+            _ => Bool::new_const(format!("{op:?}{ty}{:?}{:?}.{bit}", args[0], args[1])),
+        };
+        none.ite(&self.flag(args[2], bit), &after)
     }
 
     /// A memory as an array from addresses to bytes.

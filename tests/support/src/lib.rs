@@ -28,6 +28,7 @@ pub mod program;
 pub mod run;
 pub mod scratch;
 pub mod selection;
+pub mod workloads;
 
 use std::path::{Path, PathBuf};
 
