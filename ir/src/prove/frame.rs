@@ -164,7 +164,9 @@ impl World<'_> {
         let address = facts.rewritten(&mut self.terms, address);
         for other in alike {
             let theirs = facts.rewritten(&mut self.terms, other);
-            if !self.terms.differ(address, theirs)
+            let alike = !self.terms.differ(address, theirs)
+                || self.questions.of_the_same(&self.terms, address, theirs);
+            if alike
                 && facts.accessible(&mut self.terms, other, bytes, write)
                 && self.equal(facts, address, other)
             {

@@ -49,7 +49,7 @@ mod tests;
 mod z3;
 
 pub use simulate::{Claim, Limits, Outcome, Right, Verdict, prove};
-pub use solver::{Answer, Nobody, Solver, State};
+pub use solver::{Answer, Depth, Nobody, Solver, State};
 #[cfg(feature = "prove")]
 pub use z3::Z3;
 

@@ -5,11 +5,11 @@
 //! One proof.
 //!
 //! ```text
-//! goal  eq (zext32 v) (and w 0xffffffff)       asked once, without memory; then with memory as arrays
+//! goal  eq (zext32 v) (and w 0xffffffff)       asked with loads as any values; then with memory as arrays
 //! ```
 
 use super::facts::Facts;
-use super::solver::{Answer, Solver, State};
+use super::solver::{Answer, Depth, Solver, State};
 use super::term::{Memory, MemoryNode, Node, Term, Terms};
 use crate::op::Op;
 use crate::types::Ty;
@@ -68,10 +68,10 @@ impl<'a> Questions<'a> {
 
     /// Is the goal true wherever the facts are?
     pub fn follows(&mut self, terms: &mut Terms, facts: &Facts, goal: Term) -> bool {
-        self.decide(terms, facts, goal, true)
+        self.decide(terms, facts, goal, Depth::Arrays)
     }
 
-    fn decide(&mut self, terms: &mut Terms, facts: &Facts, goal: Term, arrays: bool) -> bool {
+    fn decide(&mut self, terms: &mut Terms, facts: &Facts, goal: Term, deepest: Depth) -> bool {
         if facts.contradict || facts.has(terms, goal) || self.proven.contains(&goal) {
             return true;
         }
@@ -87,18 +87,23 @@ impl<'a> Questions<'a> {
         let truth = terms.truth(true);
         if hold.is_empty()
             && terms.differ(goal, truth)
-            && !(arrays && self.loads(terms, goal, &hold))
+            && !(deepest == Depth::Arrays && self.loads(terms, goal, &hold))
         {
             return false;
         }
         let mut answer = Answer::Unknown;
-        for with in [false, true] {
+        let depths = match deepest {
+            Depth::Arrays => &[Depth::Atoms, Depth::Terms, Depth::Arrays][..],
+            // Whether accesses overlap is a question about sums.
+            _ => &[Depth::Terms],
+        };
+        for depth in depths.iter().copied() {
             self.late |= Instant::now() > self.until;
-            if self.late || with && (!arrays || !self.loads(terms, goal, &hold)) {
+            if self.late || depth == Depth::Arrays && !self.loads(terms, goal, &hold) {
                 break;
             }
             self.asked[0] += 1;
-            answer = self.solver.follows(terms, &hold, goal, with);
+            answer = self.solver.follows(terms, &hold, goal, depth);
             if answer == Answer::Follows {
                 self.asked[1] += 1;
                 if hold.is_empty() {
@@ -107,7 +112,7 @@ impl<'a> Questions<'a> {
                 return true;
             }
         }
-        if let (Answer::Refuted(state), true) = (answer, arrays) {
+        if let (Answer::Refuted(state), Depth::Arrays) = (answer, deepest) {
             if self.suspects.len() == MOST_SUSPECTS {
                 self.suspects.remove(0);
             }
@@ -134,9 +139,16 @@ impl<'a> Questions<'a> {
             return facts.has(terms, goal);
         }
         let asked = self.asked[0];
-        let apart = self.decide(terms, facts, goal, false);
+        let apart = self.decide(terms, facts, goal, Depth::Terms);
         self.overlaps += u32::from(!apart && self.asked[0] > asked);
         apart
+    }
+
+    /// Are two terms made of the same values? Then facts about these may make them equal.
+    pub fn of_the_same(&mut self, terms: &Terms, one: Term, two: Term) -> bool {
+        let [one, two]: [FxHashSet<Term>; 2] =
+            [one, two].map(|term| self.leaves(terms, term).iter().copied().collect());
+        one == two
     }
 
     /// Does it matter what stores have made of memory?

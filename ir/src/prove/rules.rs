@@ -5,7 +5,7 @@
 //! for all values of eight bits, and the test says so. Further, for some constants that fulfil the
 //! condition, pass `simplify` must make of LEFT what it makes of RIGHT: the line says what the code does.
 
-use super::solver::{Answer, Solver};
+use super::solver::{Answer, Depth, Solver};
 use super::term::{Symbol, Term, Terms};
 use super::z3::Z3;
 use crate::builder::Builder;
@@ -260,7 +260,7 @@ impl Rule {
         let holds = terms.constant(condition) == Some(1);
         let hold: Vec<Term> = if holds { Vec::new() } else { vec![condition] };
         left == right
-            || Z3 { work: 10_000_000 }.follows(&terms, &hold, goal, false) == Answer::Follows
+            || Z3 { work: 10_000_000 }.follows(&terms, &hold, goal, Depth::Terms) == Answer::Follows
     }
 
     /// The same for each value of the constants, if they are counts.

@@ -4,7 +4,7 @@
 //! feature `prove`.
 //!
 //! ```text
-//! follows(hold: [not (eq rcx 60)], goal: lt.u 0 (rcx - 60))      Answer::Follows
+//! follows(hold: [not (eq rcx 60)], goal: lt.u 0 (rcx - 60), Depth::Terms)      Answer::Follows
 //! ```
 
 use super::term::{Term, Terms};
@@ -30,11 +30,22 @@ pub struct State {
     pub words: Vec<(u64, u32, u64)>,
 }
 
+/// How much of what a term means is told to a solver. What is left out may be anything, so that what follows
+/// from less follows from more, and is found sooner.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Depth {
+    /// Sums and products are any values, but the same wherever they are the same.
+    Atoms,
+    /// Loads are any values.
+    Terms,
+    /// Memory is what its stores make of it.
+    Arrays,
+}
+
 /// Decides questions about terms.
 pub trait Solver {
-    /// Does the goal follow from the facts? All are truth values. With `arrays` memory is what its stores
-    /// make of it; without, each load is any value.
-    fn follows(&mut self, terms: &Terms, hold: &[Term], goal: Term, arrays: bool) -> Answer;
+    /// Does the goal follow from the facts? All are truth values.
+    fn follows(&mut self, terms: &Terms, hold: &[Term], goal: Term, depth: Depth) -> Answer;
 }
 
 /// Decides nothing.
@@ -42,7 +53,7 @@ pub trait Solver {
 pub struct Nobody;
 
 impl Solver for Nobody {
-    fn follows(&mut self, _: &Terms, _: &[Term], _: Term, _: bool) -> Answer {
+    fn follows(&mut self, _: &Terms, _: &[Term], _: Term, _: Depth) -> Answer {
         Answer::Unknown
     }
 }

@@ -249,7 +249,7 @@ fn the_solver_computes_what_the_processor_does() {
                 let wrong = terms.number(value ^ 1, bits);
                 let goal = terms.equal(term, right);
                 let opposite = terms.equal(term, wrong);
-                let answer = z3.follows(&terms, &hold, goal, false);
+                let answer = z3.follows(&terms, &hold, goal, Depth::Terms);
                 let words =
                     || format!("{op}.{ty} {values:x?} = {value:#x}: {}", terms.words(term, 4));
                 match answer {
@@ -257,7 +257,7 @@ fn the_solver_computes_what_the_processor_does() {
                     _ if matches!(op, Op::Flags(_)) => {}
                     answer => panic!("{}: {answer:?}", words()),
                 }
-                let answer = z3.follows(&terms, &hold, opposite, false);
+                let answer = z3.follows(&terms, &hold, opposite, Depth::Terms);
                 assert!(answer != Answer::Follows, "{}: the opposite follows", words());
             }
         }
@@ -323,7 +323,7 @@ fn normal_forms_are_proven() {
             }
             let goal = terms.raw(Op::Eq, result, &[raw, made]);
             asked += 1;
-            match (Z3 { work: 2_000_000 }).follows(&terms, &[], goal, false) {
+            match (Z3 { work: 2_000_000 }).follows(&terms, &[], goal, Depth::Terms) {
                 Answer::Follows => proven += 1,
                 Answer::Unknown => {}
                 Answer::Refuted(state) => {

@@ -2,12 +2,13 @@
 //!
 //! Terms become bit-vectors, truth values booleans. Flags are six booleans, each with the formula of the
 //! manual (Intel SDM vol. 1, 3.4.3.1) where the operation defines it; all others are free. Results of
-//! natives are free. A load is free, or with `arrays` what is selected from an array of bytes.
+//! natives are free. What else is free, [`Depth`] says: loads, unless they are what is selected from an array
+//! of bytes; sums and products.
 //!
 //! **Data.** None between questions: each has its own solver, with a bound on Z3's work that does not
 //! depend on the machine. **Callers.** One proof on one thread; Z3's context is the thread's.
 
-use super::solver::{Answer, Solver, State};
+use super::solver::{Answer, Depth, Solver, State};
 use super::term::{Memory, MemoryNode, Node, Symbol, Term, Terms, mask};
 use crate::op::{Cond, FlagOp, Op};
 use crate::semantics::{AF, CF, OF, PF, SF, ZF};
@@ -31,9 +32,9 @@ impl Default for Z3 {
 }
 
 impl Solver for Z3 {
-    fn follows(&mut self, terms: &Terms, hold: &[Term], goal: Term, arrays: bool) -> Answer {
-        let mut encoder = Encoder { terms, arrays, ..Encoder::new(terms) };
-        let logic = if arrays { "QF_ABV" } else { "QF_BV" };
+    fn follows(&mut self, terms: &Terms, hold: &[Term], goal: Term, depth: Depth) -> Answer {
+        let mut encoder = Encoder { depth, ..Encoder::new(terms) };
+        let logic = if depth == Depth::Arrays { "QF_ABV" } else { "QF_BV" };
         let solver = z3::Solver::new_for_logic(logic).unwrap_or_default();
         let mut params = Params::new();
         params.set_u32("rlimit", self.work);
@@ -56,7 +57,7 @@ impl Solver for Z3 {
 
 struct Encoder<'a> {
     terms: &'a Terms,
-    arrays: bool,
+    depth: Depth,
     vectors: FxHashMap<Term, BV>,
     truths: FxHashMap<Term, Bool>,
     flags: FxHashMap<(Term, u64), Bool>,
@@ -67,7 +68,7 @@ impl<'a> Encoder<'a> {
     fn new(terms: &'a Terms) -> Encoder<'a> {
         Encoder {
             terms,
-            arrays: false,
+            depth: Depth::Terms,
             vectors: FxHashMap::default(),
             truths: FxHashMap::default(),
             flags: FxHashMap::default(),
@@ -92,7 +93,7 @@ impl<'a> Encoder<'a> {
                 Node::Load(memory, address) => {
                     work.push(*address);
                     let mut at = *memory;
-                    while self.arrays
+                    while self.depth == Depth::Arrays
                         && let MemoryNode::Store { below, address, value, .. } =
                             self.terms.memory_node(at)
                     {
@@ -189,6 +190,14 @@ impl<'a> Encoder<'a> {
         match self.terms.node(term).clone() {
             Node::Const(c) => BV::from_u64(c, bits),
             Node::Symbol(_) | Node::Output(..) => self.free(term),
+            Node::Sum(parts, offset)
+                if self.depth == Depth::Atoms && !matches!(parts[..], [(_, 1)]) =>
+            {
+                BV::new_const(format!("{parts:?}"), bits).bvadd(BV::from_u64(offset, bits))
+            }
+            Node::Pure(Op::Mul | Op::MulHighU | Op::MulHighS, ..) if self.depth == Depth::Atoms => {
+                self.free(term)
+            }
             Node::Sum(parts, offset) => {
                 let mut sum = BV::from_u64(offset, bits);
                 for (part, factor) in parts {
@@ -210,7 +219,7 @@ impl<'a> Encoder<'a> {
                 }
                 whole.unwrap_or_else(|| self.free(term))
             }
-            Node::Load(memory, address) if self.arrays => {
+            Node::Load(memory, address) if self.depth == Depth::Arrays => {
                 let array = self.array(memory);
                 let address = self.vector(address);
                 let byte = |i: u32| {
