@@ -76,7 +76,7 @@ Examples:
 
 ONE says what is right: TWO may leave only in states that ONE passes, at every anchor, taken or not. \
 The answer is `proven`, `refuted` with a state that `ir diff` shows to be a counterexample, or \
-`unknown` with what could not be shown. It holds as long as no other thread writes memory. \
+`unknown` with what could not be shown. It holds as long as TWO's context does. \
 Memory that a `state` of the file declares `read_only` is taken for constant.
 
 Exit status 0: proven, 1: refuted, 3: unknown. Needs a build with `--features prove` (libz3-dev).")]

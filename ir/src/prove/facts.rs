@@ -270,7 +270,7 @@ impl Facts {
     }
 
     /// Do two accesses share no byte, by what is known?
-    fn apart(&self, terms: &mut Terms, one: (Term, u32), two: (Term, u32)) -> bool {
+    pub fn apart(&self, terms: &mut Terms, one: (Term, u32), two: (Term, u32)) -> bool {
         let difference = terms.minus(one.0, two.0);
         self.is_far(terms, difference, one.1, two.1)
             || {

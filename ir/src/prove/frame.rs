@@ -26,6 +26,9 @@ const PRINT: u64 = 1;
 const READ: u64 = 2;
 const GET: u64 = 0x100;
 const PUT: u64 = 0x200;
+/// Accesses that another thread may see, or whose memory it may have changed.
+const LOAD: u64 = 3;
+const STORE: u64 = 4;
 /// The first number among a native's results that stands for what it stores at an unknown extent.
 const FLAGS: u32 = 1 << 15;
 
@@ -79,6 +82,9 @@ pub struct World<'a> {
     pub terms: Terms,
     pub contents: Contents,
     pub questions: Questions<'a>,
+    /// Does no other thread write memory? If one may, what is loaded is anything, unless it was stored here,
+    /// and the order of accesses counts.
+    pub private: bool,
     /// The natives that the version that is proven has executed, by their pc.
     pub executed: FxHashMap<u64, Vec<App>>,
 }
@@ -198,9 +204,19 @@ impl World<'_> {
                     let value = facts.seen(&mut self.terms, value);
                     self.watch(facts, version, address, bytes, side);
                     frame.memory = self.store(frame.memory, address, value);
+                    if !self.private {
+                        self.seen_by_others(frame, facts, STORE, vec![address, value], side);
+                    }
                     return Ok(());
                 }
-                self.read(facts, frame.memory, address, bytes)
+                let value = self.read(facts, frame.memory, address, bytes);
+                match self.private || !self.questions.has_loads(&self.terms, value) {
+                    true => value,
+                    false => {
+                        let app = self.seen_by_others(frame, facts, LOAD, vec![address], side);
+                        self.terms.output(app, 0, 8 * bytes)
+                    }
+                }
             }
             Op::Get(loc) => match loc.ssa_index() {
                 Some(index) => frame.locs[index],
@@ -334,6 +350,34 @@ impl World<'_> {
         Ok(Position { pc, locs, memory, in_place: frame.in_place })
     }
 
+    /// An access that counts among those of other threads.
+    fn seen_by_others(
+        &mut self,
+        frame: &mut Frame,
+        facts: &Facts,
+        kind: u64,
+        inputs: Vec<Term>,
+        side: Side,
+    ) -> App {
+        let in_place = Some(frame.in_place);
+        let app = self.execution(facts, AppNode { ip: kind, inputs, in_place, memory: None }, side);
+        frame.in_place = self.terms.in_place_after(frame.in_place, app);
+        app
+    }
+
+    /// The execution of a native, which the version claims, or which is that of the version if it can be shown.
+    fn execution(&mut self, facts: &Facts, node: AppNode, side: Side) -> App {
+        match side {
+            Side::Claims => {
+                let ip = node.ip;
+                let app = self.terms.app(node);
+                self.executed.entry(ip).or_default().push(app);
+                app
+            }
+            Side::Shown => self.same_app(facts, node),
+        }
+    }
+
     fn app(
         &mut self,
         ip: u64,
@@ -383,24 +427,19 @@ impl World<'_> {
         } else {
             inputs.extend(address);
         }
+        let is_seen = accesses && !self.private;
         let reads_state =
             native.vec_read != 0 || effects.intersects(Effects::READ_STATE | Effects::NO_REPEAT);
         let node = AppNode {
             ip: native.inst.ip(),
             inputs,
-            in_place: reads_state.then_some(frame.in_place),
+            in_place: (reads_state || is_seen).then_some(frame.in_place),
             memory: (accesses && (unknown || memory.is_none())).then_some(frame.memory),
         };
-        let app = match side {
-            Side::Claims => {
-                let ip = node.ip;
-                let app = self.terms.app(node);
-                self.executed.entry(ip).or_default().push(app);
-                facts.ran.insert(app);
-                app
-            }
-            Side::Shown => self.same_app(facts, node),
-        };
+        let app = self.execution(facts, node, side);
+        if side == Side::Claims {
+            facts.ran.insert(app);
+        }
         let traps = effects.intersects(Effects::MAY_TRAP | Effects::UNKNOWN_EXTENT);
         if side == Side::Shown && traps && may_fault(version, inst) && !facts.ran.contains(&app) {
             return Err("executes a native that the version has not".to_string());
@@ -422,7 +461,7 @@ impl World<'_> {
         let writes_state = native.vec_write != 0
             || !native.writes.is_empty()
             || effects.intersects(Effects::NO_REPEAT | Effects::STATE);
-        if writes_state {
+        if writes_state || is_seen {
             frame.in_place = self.terms.in_place_after(frame.in_place, app);
         }
         for (i, def) in inst.defs.iter().enumerate() {

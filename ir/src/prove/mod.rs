@@ -27,7 +27,8 @@
 //! | [`simulate`] | the proof |
 //! | [`refute`] | counterexamples |
 //!
-//! **What is assumed**: no other thread or process writes memory meanwhile, and read-only memory stays as
+//! **What is assumed**: what the version's context says (often that no other thread writes memory; without
+//! that fact what is loaded is anything, and the order of accesses counts), and that read-only memory stays as
 //! it is. Natives are functions of what they declare to read. **Invariants.** What is *proven* is true under
 //! these assumptions, if lifter, terms and solver are right; *refuted* comes with an entry state that the
 //! evaluator shows to be a counterexample; everything else is *unknown*, with the reason. **Callers.**

@@ -144,6 +144,11 @@ impl<'a> Questions<'a> {
         apart
     }
 
+    /// Is a term made of what is loaded?
+    pub fn has_loads(&mut self, terms: &Terms, term: Term) -> bool {
+        self.leaves(terms, term).iter().any(|leaf| matches!(terms.node(*leaf), Node::Load(..)))
+    }
+
     /// Are two terms made of the same values? Then facts about these may make them equal.
     pub fn of_the_same(&mut self, terms: &Terms, one: Term, two: Term) -> bool {
         let [one, two]: [FxHashSet<Term>; 2] =

@@ -112,6 +112,7 @@ pub fn prove<'a>(claim: Claim<'a>, solver: &'a mut dyn Solver, limits: Limits) -
         terms: Terms::default(),
         contents,
         questions: Questions::new(solver, since + limits.time),
+        private: claim.version.context.private_memory(),
         executed: FxHashMap::default(),
     };
     let mut proof = Proof {
@@ -384,7 +385,8 @@ impl Proof<'_> {
             return self.meet(head, &frame, &facts, &spec);
         }
         // What was accessed on the way may be the same in all iterations.
-        let mut places: Vec<(Term, u32)> = facts.accessed().collect();
+        let accessed = facts.accessed().filter(|_| self.world.private);
+        let mut places: Vec<(Term, u32)> = accessed.collect();
         places.sort();
         places.dedup();
         let params = self.version.blocks[head.index()].params.clone();

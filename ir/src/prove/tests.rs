@@ -1,5 +1,7 @@
 //! Proofs of right passes succeed; of what the checker shows to be wrong there is none.
 
+#[cfg(feature = "prove")]
+use super::facts::Facts;
 use super::term::{Node, Symbol, Term, Terms};
 use super::*;
 use crate::builder::Builder;
@@ -388,6 +390,63 @@ fn folded_addresses_are_proven() {
         assert_eq!(outcome.verdict, Verdict::Proven, "seed {seed}: {version}{simple}");
     }
     assert!(folded > 500, "{folded}");
+}
+
+/// Accesses that facts keep apart share no byte: the solver says so, too.
+#[cfg(feature = "prove")]
+#[test]
+fn what_facts_keep_apart_is_apart() {
+    let (mut apart, mut solver) = (0, Z3 { work: 5_000_000 });
+    for seed in 0..1_600 {
+        let (mut terms, mut rng) = (Terms::default(), Rng::new(seed));
+        let mut facts = Facts::default();
+        let bases: Vec<Term> =
+            (0..2).map(|i| terms.symbol(Symbol::Entry(Loc::from_ssa_index(i)), 64)).collect();
+        let small = |rng: &mut Rng| match rng.below(3) {
+            0 => rng.below(40) as u64,
+            1 => (rng.below(40) as u64).wrapping_neg(),
+            _ => rng.interesting(),
+        };
+        let address = |terms: &mut Terms, rng: &mut Rng| {
+            let base = match rng.below(4) {
+                0 => terms.number(0, 64),
+                1 => terms.minus(bases[0], bases[1]),
+                n => bases[n - 2],
+            };
+            terms.plus(base, small(rng))
+        };
+        for _ in 0..3 {
+            let value = address(&mut terms, &mut rng);
+            let number = terms.number(small(&mut rng), 64);
+            let op = rng.pick(&[Op::Eq, Op::Ne, Op::LtU, Op::LeU]);
+            let args = if rng.one_in(2) { [value, number] } else { [number, value] };
+            let fact = terms.pure(op, Ty::I64, &args);
+            facts.learn(&mut terms, fact);
+        }
+        for _ in 0..6 {
+            let (one, two) = (address(&mut terms, &mut rng), address(&mut terms, &mut rng));
+            let (bytes, size) = (1 << rng.below(4), 1 << rng.below(4));
+            if facts.contradict || !facts.apart(&mut terms, (one, bytes), (two, size)) {
+                continue;
+            }
+            let difference = terms.minus(one, two);
+            let shifted = terms.plus(difference, u64::from(bytes) - 1);
+            let least = terms.number(u64::from(bytes + size) - 1, 64);
+            let goal = terms.pure(Op::LeU, Ty::I64, &[least, shifted]);
+            let answer = solver.follows(&terms, &facts.hold, goal, Depth::Terms);
+            let words = [one, two].map(|term| terms.words(term, 4));
+            assert_eq!(
+                answer,
+                Answer::Follows,
+                "seed {seed}: {bytes} at {}, {size} at {}",
+                words[0],
+                words[1]
+            );
+            apart += 1;
+        }
+    }
+    println!("{apart} apart");
+    assert!(apart > 800, "{apart}");
 }
 
 #[test]

@@ -30,6 +30,8 @@
 
 mod case;
 mod cases;
+#[cfg(test)]
+mod faults;
 mod lowered;
 mod machine;
 mod solve;

@@ -39,7 +39,7 @@ fn with_subject<R>(
 const LENGTH: u64 = 200;
 
 /// Validates `optimised` against the case's trace.
-fn agrees(
+pub(super) fn agrees(
     program: &mut Program,
     case: &RandomCase,
     optimised: &Version,
@@ -49,7 +49,7 @@ fn agrees(
 }
 
 /// The cases of a program, and what passes make of their traces.
-fn each(seed: u64, mut f: impl FnMut(&mut Program, &RandomCase, u64)) {
+pub(super) fn each(seed: u64, mut f: impl FnMut(&mut Program, &RandomCase, u64)) {
     let mut program = generate::program(&mut Rng::new(seed));
     for head in generate::heads(&program) {
         if let Some(case) = case(&mut program, head, seed) {
