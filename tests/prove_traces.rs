@@ -6,6 +6,9 @@
 
 #![cfg(feature = "prove")]
 
+use dynasour_testkit::build;
+use dynasour_testkit::list::GUESTS;
+use dynasour_testkit::mode::{Launcher, Mode};
 use dynasour_testkit::run::{Invocation, text};
 use dynasour_testkit::scratch;
 use dynasour_testkit::workloads::{PROGRAMS, installed, lines};
@@ -42,6 +45,41 @@ fn kind(why: &str) -> String {
     let why = why.split(": ").last().unwrap_or(why);
     let words = why.split_whitespace().filter(|word| word.chars().all(|c| c.is_ascii_lowercase()));
     words.take(8).collect::<Vec<_>>().join(" ")
+}
+
+/// The same for the guests of the matrix, with `DYNASOUR_PROVE_ALL=1`.
+#[test]
+fn traces_of_guests_are_proven() {
+    if std::env::var_os("DYNASOUR_PROVE_ALL").is_none() {
+        return;
+    }
+    let tmp = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (mut proven, mut unknown, mut milliseconds) = (0, 0, 0);
+    for guest in GUESTS {
+        let built = build::build(guest, tmp).unwrap_or_else(|e| panic!("{e}"));
+        let invocation = built.invocation(guest);
+        let native = invocation.run();
+        let file = tmp.join("proofs.json");
+        let _ = fs::remove_file(&file);
+        let flags = format!(
+            "--tier dynamo --threshold 1000 --prove-traces --stats-json {}",
+            file.display()
+        );
+        let launcher = Launcher::from_environment(Path::new(env!("CARGO_BIN_EXE_dynasour")));
+        let outcome = launcher.wrap(&Mode::new("proven", &flags), &invocation).run();
+        assert_eq!(native.difference(&outcome), None, "{}: {}", guest.name, text(&outcome.stderr));
+        // A guest that is killed, or that ends without its last system call, leaves no statistics.
+        let Ok(json) = fs::read_to_string(&file) else { continue };
+        let stats: Value = serde_json::from_str(&json).expect("JSON");
+        let proofs = &stats["proofs"];
+        assert_eq!(number(&proofs["refuted"]), 0, "{}: {}", guest.name, text(&outcome.stderr));
+        proven += number(&proofs["proven"]);
+        unknown += number(&proofs["unknown"]);
+        milliseconds += number(&proofs["nanoseconds"]) / 1_000_000;
+    }
+    let all = proven + unknown;
+    println!("{} guests: {proven} of {all} traces proven, {milliseconds} ms", GUESTS.len());
+    assert!(10 * proven > 9 * all, "{proven} of {all}");
 }
 
 #[test]
