@@ -317,6 +317,25 @@ fn usage_errors() {
     }
 }
 
+/// A proof needs a solver. Without one nothing is run, and the message says what to do.
+#[cfg(not(feature = "prove"))]
+#[test]
+fn proofs_without_a_solver() {
+    let here = directory("solver");
+    for words in [
+        &["run", "--prove-traces", "--", "touch", "marker"][..],
+        &["explain", "--prove-traces", "--", "touch", "marker"],
+        &["guards", "--prove-traces", "--", "touch", "marker"],
+    ] {
+        let outcome = dynasour(&here, words);
+        let message = text(&outcome.stderr);
+        assert_eq!(outcome.status, Status::Exited(2), "{words:?}: {message}");
+        assert!(message.contains("built without a solver"), "{words:?}: {message}");
+        assert!(message.contains("--features prove"), "{words:?}: {message}");
+        assert!(!here.join("marker").exists(), "{words:?}");
+    }
+}
+
 #[test]
 fn crashes_have_the_native_wait_status() {
     let here = directory("crashes");

@@ -364,3 +364,39 @@ fn versions_of_a_region_stand_in_one() {
     );
     assert_eq!((status, err.as_str()), (2, "dynasour: region 0x1 has no version base\n"));
 }
+
+/// Without a solver a proof is refused; with one the answer is the status.
+#[test]
+fn prove_answers_or_says_what_it_lacks() {
+    if cfg!(not(feature = "prove")) {
+        let (status, out, err) = dynasour(&["prove", COUNTDOWN, "base", "t1"], b"");
+        assert_eq!((status, out.as_str()), (2, ""), "{err}");
+        assert!(
+            err.contains("built without a solver") && err.contains("--features prove"),
+            "{err}"
+        );
+        return;
+    }
+    let answer = ok(&["prove", COUNTDOWN, "base", "t1"]);
+    assert!(answer.starts_with("proven: t1 does what base does, from every state: "), "{answer}");
+    let value = json(&["prove", "--json", COUNTDOWN, "base", "t2"]);
+    assert_eq!((&value["verdict"], &value["why"]), (&Value::from("proven"), &Value::Null));
+    assert!(value["states"].as_u64() > Some(0), "{value}");
+    // One trace against another.
+    let answer = ok(&["prove", COUNTDOWN, "t1", "t1"]);
+    assert!(answer.starts_with("proven: "), "{answer}");
+    // A version that counts in the other direction is refuted, by a state that shows it.
+    let wrong = changed("v6 = sub.i64 v4, 1", "v6 = sub.i64 v4, 2");
+    let (status, out, err) = dynasour(&["prove", "-", "base", "t1"], &wrong);
+    assert_eq!((status, err.as_str()), (1, ""), "{out}");
+    assert!(out.starts_with("refuted: ") && out.contains("state \"counterexample\" {"), "{out}");
+    for (args, what) in [
+        (["prove", COUNTDOWN, "base", "t9"], "no region has a version t9"),
+        (["prove", COUNTDOWN, "t9", "t1"], "has no version t9"),
+        (["prove", COUNTDOWN, "t1", "base"], "base is a base version"),
+    ] {
+        let (status, out, err) = dynasour(&args, b"");
+        assert_eq!((status, out.as_str()), (2, ""), "{err}");
+        assert!(err.contains(what), "{err}");
+    }
+}

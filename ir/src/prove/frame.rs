@@ -13,7 +13,7 @@
 
 use super::facts::{Contents, Facts, read};
 use super::questions::Questions;
-use super::term::{App, AppNode, InPlace, Memory, MemoryNode, Node, Symbol, Term, Terms};
+use super::term::{App, AppNode, InPlace, Memory, MemoryNode, Symbol, Term, Terms};
 use crate::eval::natives::STORED;
 use crate::op::{ArgTy, Op};
 use crate::reach::may_fault;
@@ -29,7 +29,7 @@ const PUT: u64 = 0x200;
 /// Accesses that another thread may see, or whose memory it may have changed.
 const LOAD: u64 = 3;
 const STORE: u64 = 4;
-/// The first number among a native's results that stands for what it stores at an unknown extent.
+/// The position of a native's flags among its results.
 const FLAGS: u32 = 1 << 15;
 
 /// The state of an execution.
@@ -468,111 +468,6 @@ impl World<'_> {
             let index = if i < native.gpr_out.len() { i as u32 } else { FLAGS };
             let output = self.terms.output(app, index, 64);
             frame.values[def.index()] = Some(facts.seen(&mut self.terms, output));
-        }
-        Ok(())
-    }
-
-    /// The execution that the version has made with the same inputs, if it can be shown; else another one.
-    fn same_app(&mut self, facts: &Facts, node: AppNode) -> App {
-        let candidates = self.executed.get(&node.ip).cloned().unwrap_or_default();
-        for app in candidates.iter().rev() {
-            let theirs = self.terms.app_node(*app).clone();
-            let alike = theirs.in_place == node.in_place
-                && theirs.inputs.len() == node.inputs.len()
-                && (theirs.inputs.iter().zip(&node.inputs))
-                    .all(|(a, b)| self.terms.bits(*a) == self.terms.bits(*b));
-            if alike
-                && (theirs.inputs.iter().zip(&node.inputs)).all(|(a, b)| self.equal(facts, *a, *b))
-                && match (theirs.memory, node.memory) {
-                    (Some(a), Some(b)) => self.same_memory(facts, a, b).is_ok(),
-                    (a, b) => a == b,
-                }
-            {
-                return *app;
-            }
-        }
-        self.terms.app(node)
-    }
-
-    /// Are two terms equal?
-    pub fn equal(&mut self, facts: &Facts, one: Term, two: Term) -> bool {
-        if one == two {
-            return true;
-        }
-        let (one, two) = (facts.seen(&mut self.terms, one), facts.seen(&mut self.terms, two));
-        let goal = self.terms.equal(one, two);
-        self.questions.follows(&mut self.terms, facts, goal)
-    }
-
-    /// Are two images of the flags equal?
-    pub fn equal_flags(&mut self, facts: &Facts, one: Term, two: Term) -> bool {
-        if one == two {
-            return true;
-        }
-        let one = facts.rewritten(&mut self.terms, one);
-        let two = facts.rewritten(&mut self.terms, two);
-        // The same operation on the same operands leaves the same flags, those that are undefined as well.
-        if let (Node::Pure(Op::Flags(a), ty, ours), Node::Pure(Op::Flags(b), width, theirs)) =
-            (self.terms.node(one).clone(), self.terms.node(two).clone())
-            && (a, ty) == (b, width)
-        {
-            let mut same = |pairs: &[(Term, Term)]| {
-                pairs.iter().zip(a.args()).all(|((x, y), arg)| match arg {
-                    ArgTy::Is(Ty::Flags) => self.equal_flags(facts, *x, *y),
-                    _ => self.equal(facts, *x, *y),
-                })
-            };
-            let pairs: Vec<(Term, Term)> =
-                ours.iter().copied().zip(theirs.iter().copied()).collect();
-            let crossed = || [(ours[0], theirs[1]), (ours[1], theirs[0])];
-            if same(&pairs) || Op::Flags(a).is_commutative() && same(&crossed()) {
-                return true;
-            }
-        }
-        let goal = self.terms.equal_flags(one, two);
-        self.questions.follows(&mut self.terms, facts, goal)
-    }
-
-    /// Do two memories hold the same?
-    ///
-    /// # Errors
-    /// It cannot be shown: where.
-    pub fn same_memory(&mut self, facts: &Facts, one: Memory, two: Memory) -> Result<(), Stuck> {
-        if one == two {
-            return Ok(());
-        }
-        // Both are made from a third one by stores, so they can only differ where those wrote.
-        let mut stores = Vec::new();
-        let chain = |terms: &Terms, from: Memory| {
-            let mut chain = vec![from];
-            let mut at = from;
-            while let MemoryNode::Store { below, .. } = *terms.memory_node(at) {
-                at = below;
-                chain.push(at);
-            }
-            chain
-        };
-        let (first, second) = (chain(&self.terms, one), chain(&self.terms, two));
-        let common = first.iter().find(|memory| second.contains(memory));
-        let Some(common) = common else {
-            return Err("memory after natives of unknown extent".to_string());
-        };
-        for way in [&first, &second] {
-            for memory in way.iter().take_while(|memory| *memory != common) {
-                if let MemoryNode::Store { address, bytes, .. } = *self.terms.memory_node(*memory) {
-                    stores.push((address, bytes));
-                }
-            }
-        }
-        stores.sort();
-        stores.dedup();
-        for (address, bytes) in stores {
-            let ours = self.read(facts, one, address, bytes);
-            let theirs = self.read(facts, two, address, bytes);
-            if !self.equal(facts, ours, theirs) {
-                let words = self.terms.words(address, 3);
-                return Err(format!("{bytes} bytes of memory at {words}"));
-            }
         }
         Ok(())
     }

@@ -19,12 +19,12 @@
 //!
 //! | module | what |
 //! | --- | --- |
-//! | [`term`] | expressions, memories |
+//! | [`term`], [`normal`] | expressions, memories |
 //! | [`facts`] | what is known on a path, reading memory |
-//! | [`frame`] | execution on terms |
+//! | [`frame`], [`equal`] | execution on terms; what has to be equal |
 //! | [`spec`] | what is right: `base`, or another trace |
 //! | [`questions`], [`solver`], `z3` | what has to be asked |
-//! | [`simulate`] | the proof |
+//! | [`simulate`], [`cuts`] | the proof; what is known at the heads of loops |
 //! | [`refute`] | counterexamples |
 //!
 //! **What is assumed**: what the version's context says (often that no other thread writes memory; without
@@ -34,8 +34,11 @@
 //! evaluator shows to be a counterexample; everything else is *unknown*, with the reason. **Callers.**
 //! `dynasour ir prove`, and whoever compiles a trace with `--prove-traces`; no lock.
 
+mod cuts;
+mod equal;
 mod facts;
 mod frame;
+mod normal;
 mod questions;
 mod refute;
 #[cfg(all(test, feature = "prove"))]

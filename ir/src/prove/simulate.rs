@@ -7,13 +7,14 @@
 //! segment 1 (b1)        known at the head: [rsp + 8] = v7; paths to a3 and back to b1
 //! ```
 
+use super::cuts::Cut;
 use super::facts::{Contents, Facts, Known};
 use super::frame::{Frame, Position, Side, Stuck, World};
 use super::questions::Questions;
 use super::refute::refute;
 use super::solver::Solver;
 use super::spec::{Reference, Spec};
-use super::term::{MemoryNode, Node, Symbol, Term, Terms};
+use super::term::{MemoryNode, Symbol, Term, Terms};
 use crate::eval::check::Code;
 use crate::op::Op;
 use crate::reach::Cfg;
@@ -86,22 +87,15 @@ pub struct Outcome {
     pub time: Duration,
 }
 
-/// A loop's head, or the entry.
-struct Cut {
-    /// The state with which control first comes here, and that of the other side.
-    first: Option<(Frame, Facts, Spec)>,
-    /// The invariants: what memory holds at each arrival.
-    known: Vec<Known>,
-}
-
-struct Proof<'a> {
-    world: World<'a>,
+/// A proof under way.
+pub struct Proof<'a> {
+    pub world: World<'a>,
     reference: Reference<'a>,
-    version: &'a Version,
-    cuts: FxHashMap<BlockId, Cut>,
+    pub version: &'a Version,
+    pub cuts: FxHashMap<BlockId, Cut>,
     states: u64,
     /// What is known at a head has changed since its segment was followed.
-    again: bool,
+    pub again: bool,
 }
 
 /// Tries to prove a claim.
@@ -167,7 +161,7 @@ impl Proof<'_> {
         let heads = heads(version);
         for head in &heads {
             safe_point(version, *head)?;
-            self.cuts.insert(*head, Cut { first: None, known: Vec::new() });
+            self.cuts.insert(*head, Cut::default());
         }
         self.entry()?;
         // Each round drops at least one thing that was taken to be known at a head.
@@ -371,106 +365,6 @@ impl Proof<'_> {
             return self.keeps(to, &frame, &facts);
         }
         self.arrive(to, arrived, facts, spec)
-    }
-
-    /// Control comes to a head from outside the loop.
-    fn arrive(
-        &mut self,
-        head: BlockId,
-        frame: Frame,
-        facts: Facts,
-        spec: Spec,
-    ) -> Result<(), Stuck> {
-        if self.cuts[&head].first.is_some() {
-            return self.meet(head, &frame, &facts, &spec);
-        }
-        // What was accessed on the way may be the same in all iterations.
-        let accessed = facts.accessed().filter(|_| self.world.private);
-        let mut places: Vec<(Term, u32)> = accessed.collect();
-        places.sort();
-        places.dedup();
-        let params = self.version.blocks[head.index()].params.clone();
-        let mut known = Vec::new();
-        for (address, bytes) in places {
-            let value = self.world.read(&facts, frame.memory, address, bytes);
-            if matches!(self.world.terms.node(value), Node::Load(memory, _)
-                if matches!(self.world.terms.memory_node(*memory), MemoryNode::Store { .. }))
-            {
-                continue;
-            }
-            let carried = params.iter().find(|p| frame.values[p.index()] == Some(value));
-            let value = match carried {
-                Some(param) => {
-                    let bits = self.version.ty(*param).bits();
-                    self.world.terms.symbol(Symbol::Head(*param), bits)
-                }
-                None => value,
-            };
-            known.push(Known { address, bytes, value });
-        }
-        let cut = self.cuts.get_mut(&head).ok_or("a head that is none")?;
-        cut.known = known;
-        cut.first = Some((frame, facts, spec));
-        self.again = true;
-        Ok(())
-    }
-
-    /// Control comes to a head from outside another time: what both ways know remains.
-    fn meet(
-        &mut self,
-        head: BlockId,
-        frame: &Frame,
-        facts: &Facts,
-        spec: &Spec,
-    ) -> Result<(), Stuck> {
-        let known = self.cuts[&head].known.clone();
-        let mut kept = Vec::new();
-        for known in known {
-            if self.holds(head, known, frame, facts) {
-                kept.push(known);
-            }
-        }
-        let cut = self.cuts.get_mut(&head).ok_or("a head that is none")?;
-        let mut less = kept.len() < cut.known.len();
-        cut.known = kept;
-        if let Some((first, both, right)) = &mut cut.first {
-            less |= first.meet(frame);
-            less |= both.meet(facts);
-            less |= right.meet(spec);
-        }
-        self.again |= less;
-        Ok(())
-    }
-
-    /// Control comes back to a head: does the iteration keep the invariants?
-    fn keeps(&mut self, head: BlockId, frame: &Frame, facts: &Facts) -> Result<(), Stuck> {
-        let known = self.cuts[&head].known.clone();
-        let mut kept = Vec::new();
-        for known in known {
-            match self.holds(head, known, frame, facts) {
-                true => kept.push(known),
-                false => self.again = true,
-            }
-        }
-        self.cuts.get_mut(&head).ok_or("a head that is none")?.known = kept;
-        Ok(())
-    }
-
-    /// Does memory hold what it is to hold, with these parameters of the head?
-    fn holds(&mut self, head: BlockId, known: Known, frame: &Frame, facts: &Facts) -> bool {
-        let params = &self.version.blocks[head.index()].params;
-        let expected = match *self.world.terms.node(known.value) {
-            Node::Symbol(Symbol::Head(value)) if params.contains(&value) => {
-                match frame.values[value.index()] {
-                    Some(value) => value,
-                    None => return false,
-                }
-            }
-            _ => known.value,
-        };
-        let found = self.world.read(facts, frame.memory, known.address, known.bytes);
-        found == facts.seen(&mut self.world.terms, expected)
-            || self.world.equal(facts, found, expected)
     }
 
     /// Shows that `base` passes the state that an anchor rebuilds.
