@@ -17,7 +17,7 @@ use super::term::{App, AppNode, InPlace, Memory, MemoryNode, Symbol, Term, Terms
 use crate::eval::natives::STORED;
 use crate::op::{ArgTy, Op};
 use crate::reach::may_fault;
-use crate::types::{AnchorId, BlockId, Loc, Operand, Ty};
+use crate::types::{AnchorId, BlockId, Gpr, Loc, Operand, Ty};
 use crate::version::{Effects, Inst, Mem, Version};
 use rustc_hash::FxHashMap;
 
@@ -41,8 +41,10 @@ pub struct Frame {
     pub locs: [Term; Loc::SSA_COUNT],
     /// Memory.
     pub memory: Memory,
-    /// What is not SSA.
+    /// What is not SSA, and the stores that other threads see.
     pub in_place: InPlace,
+    /// What has been loaded that other threads may change.
+    pub loads: InPlace,
 }
 
 impl Frame {
@@ -66,6 +68,8 @@ pub struct Position {
     pub locs: [Term; Loc::SSA_COUNT],
     pub memory: Memory,
     pub in_place: InPlace,
+    /// Not part of the state: what was loaded may be loaded again.
+    pub loads: InPlace,
 }
 
 /// Which side of a proof an execution is.
@@ -204,13 +208,14 @@ impl World<'_> {
                     let value = facts.seen(&mut self.terms, value);
                     self.watch(facts, version, address, bytes, side);
                     frame.memory = self.store(frame.memory, address, value);
-                    if !self.private {
+                    if !self.is_own(address) {
                         self.seen_by_others(frame, facts, STORE, vec![address, value], side);
                     }
                     return Ok(());
                 }
                 let value = self.read(facts, frame.memory, address, bytes);
-                match self.private || !self.questions.has_loads(&self.terms, value) {
+                let known = self.is_own(address) || !self.questions.has_loads(&self.terms, value);
+                match known {
                     true => value,
                     false => {
                         let app = self.seen_by_others(frame, facts, LOAD, vec![address], side);
@@ -347,7 +352,14 @@ impl World<'_> {
             }
             memory = self.store(memory, address, value);
         }
-        Ok(Position { pc, locs, memory, in_place: frame.in_place })
+        Ok(Position { pc, locs, memory, in_place: frame.in_place, loads: frame.loads })
+    }
+
+    /// Does no other thread access this memory? The stack, below and above where it was at the entry, is the
+    /// thread's own: return addresses may be deferred whoever shares memory (docs/design.md, "The IR").
+    fn is_own(&mut self, address: Term) -> bool {
+        let rsp = self.terms.symbol(Symbol::Entry(Loc::Gpr(Gpr::RSP)), 64);
+        self.private || self.terms.linear(address).0[..] == [(rsp, 1)]
     }
 
     /// An access that counts among those of other threads.
@@ -359,9 +371,10 @@ impl World<'_> {
         inputs: Vec<Term>,
         side: Side,
     ) -> App {
-        let in_place = Some(frame.in_place);
-        let app = self.execution(facts, AppNode { ip: kind, inputs, in_place, memory: None }, side);
-        frame.in_place = self.terms.in_place_after(frame.in_place, app);
+        let before = if kind == LOAD { &mut frame.loads } else { &mut frame.in_place };
+        let node = AppNode { ip: kind, inputs, in_place: Some(*before), memory: None };
+        let app = self.execution(facts, node, side);
+        *before = self.terms.in_place_after(*before, app);
         app
     }
 
@@ -427,13 +440,19 @@ impl World<'_> {
         } else {
             inputs.extend(address);
         }
-        let is_seen = accesses && !self.private;
+        let is_read = effects.contains(Effects::READ) && !self.private;
+        let is_written = effects.contains(Effects::WRITE) && !self.private;
+        if is_read {
+            let from = Vec::from_iter(address);
+            let loaded = self.seen_by_others(frame, facts, LOAD, from, side);
+            inputs.push(self.terms.output(loaded, 0, 64));
+        }
         let reads_state =
             native.vec_read != 0 || effects.intersects(Effects::READ_STATE | Effects::NO_REPEAT);
         let node = AppNode {
             ip: native.inst.ip(),
             inputs,
-            in_place: (reads_state || is_seen).then_some(frame.in_place),
+            in_place: (reads_state || is_written).then_some(frame.in_place),
             memory: (accesses && (unknown || memory.is_none())).then_some(frame.memory),
         };
         let app = self.execution(facts, node, side);
@@ -461,7 +480,7 @@ impl World<'_> {
         let writes_state = native.vec_write != 0
             || !native.writes.is_empty()
             || effects.intersects(Effects::NO_REPEAT | Effects::STATE);
-        if writes_state || is_seen {
+        if writes_state || is_written {
             frame.in_place = self.terms.in_place_after(frame.in_place, app);
         }
         for (i, def) in inst.defs.iter().enumerate() {

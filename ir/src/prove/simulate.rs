@@ -221,14 +221,16 @@ impl Proof<'_> {
         self.world.contents.initial.insert(0, known);
         let memory = self.world.terms.memory(MemoryNode::Initial(0));
         let in_place = self.world.terms.initial_in_place(0);
-        let mut frame = Frame { values: vec![None; version.types.len()], locs, memory, in_place };
+        let loads = in_place;
+        let mut frame =
+            Frame { values: vec![None; version.types.len()], locs, memory, in_place, loads };
         let entry = version.blocks.first().ok_or("there is no entry block")?;
         for (loc, param) in version.entry_locs.iter().zip(&entry.params) {
             let index = loc.ssa_index().ok_or("an entry location")?;
             frame.values[param.index()] = Some(locs[index]);
         }
         let pc = self.world.terms.number(version.region, 64);
-        let start = Position { pc, locs, memory, in_place };
+        let start = Position { pc, locs, memory, in_place, loads };
         let spec = Spec::new(&self.reference, &start)?;
         self.path(BlockId(0), 0, frame, facts, spec, None)
     }
@@ -244,6 +246,7 @@ impl Proof<'_> {
         self.world.contents.initial.insert(number, known);
         frame.memory = self.world.terms.memory(MemoryNode::Initial(number));
         frame.in_place = self.world.terms.initial_in_place(number);
+        frame.loads = frame.in_place;
         for param in &version.blocks[head.index()].params {
             let bits = version.ty(*param).bits();
             frame.values[param.index()] = Some(self.world.terms.symbol(Symbol::Head(*param), bits));

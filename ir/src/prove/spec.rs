@@ -75,8 +75,8 @@ const MOST_STEPS: u32 = 30_000;
 impl Spec {
     /// At the entry, in this state.
     pub fn new(reference: &Reference<'_>, start: &Position) -> Result<Spec, Stuck> {
-        let Position { pc, locs, memory, in_place } = *start;
-        let mut frame = Frame { values: Vec::new(), locs, memory, in_place };
+        let Position { pc, locs, memory, in_place, loads } = *start;
+        let mut frame = Frame { values: Vec::new(), locs, memory, in_place, loads };
         let place = match reference {
             Reference::Program { .. } => Place::Start(pc),
             Reference::Trace(version) => {
@@ -100,9 +100,9 @@ impl Spec {
         start: &Position,
     ) -> Result<Spec, Stuck> {
         let Reference::Trace(version) = reference else { return Spec::new(reference, start) };
-        let Position { locs, memory, in_place, .. } = *start;
+        let Position { locs, memory, in_place, loads, .. } = *start;
         let values = self.frame.values.clone();
-        let mut frame = Frame { values, locs: self.frame.locs, memory, in_place };
+        let mut frame = Frame { values, locs: self.frame.locs, memory, in_place, loads };
         let Place::At(_, block, at) = self.place else { return Err("not at a head".to_string()) };
         let body = &version.blocks[block];
         let anchor = body.insts.get(at).and_then(|inst| inst.anchor);
@@ -140,8 +140,8 @@ impl Spec {
     }
 
     fn note(&mut self, pc: Term) {
-        let Frame { locs, memory, in_place, .. } = self.frame;
-        self.passed.push(Position { pc, locs, memory, in_place });
+        let Frame { locs, memory, in_place, loads, .. } = self.frame;
+        self.passed.push(Position { pc, locs, memory, in_place, loads });
     }
 
     /// Goes on to the next state: before the next guest instruction, or the next opportunity.
