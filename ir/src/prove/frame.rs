@@ -208,14 +208,13 @@ impl World<'_> {
                     let value = facts.seen(&mut self.terms, value);
                     self.watch(facts, version, address, bytes, side);
                     frame.memory = self.store(frame.memory, address, value);
-                    if !self.is_own(address) {
+                    if !self.may_wait(address, value) {
                         self.seen_by_others(frame, facts, STORE, vec![address, value], side);
                     }
                     return Ok(());
                 }
                 let value = self.read(facts, frame.memory, address, bytes);
-                let known = self.is_own(address) || !self.questions.has_loads(&self.terms, value);
-                match known {
+                match self.private || !self.questions.has_loads(&self.terms, value) {
                     true => value,
                     false => {
                         let app = self.seen_by_others(frame, facts, LOAD, vec![address], side);
@@ -355,11 +354,12 @@ impl World<'_> {
         Ok(Position { pc, locs, memory, in_place: frame.in_place, loads: frame.loads })
     }
 
-    /// Does no other thread access this memory? The stack, below and above where it was at the entry, is the
-    /// thread's own: return addresses may be deferred whoever shares memory (docs/design.md, "The IR").
-    fn is_own(&mut self, address: Term) -> bool {
+    /// May a store be later than the guest's? That of a return address may, whoever shares memory
+    /// (docs/design.md, "The IR"): a constant, at a distance from where the stack was at the entry.
+    fn may_wait(&mut self, address: Term, value: Term) -> bool {
         let rsp = self.terms.symbol(Symbol::Entry(Loc::Gpr(Gpr::RSP)), 64);
-        self.private || self.terms.linear(address).0[..] == [(rsp, 1)]
+        let pushes = self.terms.linear(address).0[..] == [(rsp, 1)];
+        self.private || pushes && self.terms.constant(value).is_some()
     }
 
     /// An access that counts among those of other threads.
