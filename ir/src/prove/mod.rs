@@ -23,7 +23,7 @@
 //! | [`facts`] | what is known on a path, reading memory |
 //! | [`frame`], [`equal`] | execution on terms; what has to be equal |
 //! | [`spec`] | what is right: `base`, or another trace |
-//! | [`questions`], [`solver`], `z3` | what has to be asked |
+//! | [`questions`], [`mod@solver`], `z3` | what has to be asked |
 //! | [`simulate`], [`cuts`] | the proof; what is known at the heads of loops |
 //! | [`refute`] | counterexamples |
 //!
