@@ -60,7 +60,10 @@ impl World<'_> {
         {
             let mut same = |pairs: &[(Term, Term)]| {
                 pairs.iter().zip(a.args()).all(|((x, y), arg)| match arg {
-                    ArgTy::Is(Ty::Flags) => self.equal_flags(facts, *x, *y),
+                    ArgTy::Is(Ty::Flags) => {
+                        let goal = self.terms.equal_flags(*x, *y);
+                        self.questions.follows(&mut self.terms, facts, goal)
+                    }
                     _ => self.equal(facts, *x, *y),
                 })
             };

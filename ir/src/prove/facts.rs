@@ -56,14 +56,18 @@ pub struct Facts {
 impl Facts {
     /// Notes that a truth value is true.
     pub fn learn(&mut self, terms: &mut Terms, fact: Term) {
-        match terms.constant(fact) {
-            Some(0) => self.contradict = true,
-            Some(_) => {}
-            None => self.note(terms, fact),
+        let mut work = vec![fact];
+        while let Some(fact) = work.pop() {
+            match terms.constant(fact) {
+                Some(0) => self.contradict = true,
+                Some(_) => {}
+                None => self.note(terms, fact, &mut work),
+            }
         }
     }
 
-    fn note(&mut self, terms: &mut Terms, fact: Term) {
+    /// Notes a fact. What it is the conjunction of is left to be noted.
+    fn note(&mut self, terms: &mut Terms, fact: Term, parts: &mut Vec<Term>) {
         if !self.set.insert(fact) {
             return;
         }
@@ -74,10 +78,7 @@ impl Facts {
         let falsehood = terms.truth(false);
         self.same.insert(opposite, falsehood);
         match terms.node(fact).clone() {
-            Node::Pure(Op::And, Ty::I1, args) => {
-                args.iter().for_each(|a| self.learn(terms, *a));
-                return;
-            }
+            Node::Pure(Op::And, Ty::I1, args) => return parts.extend(args),
             Node::Pure(Op::Eq, _, args) => {
                 let (from, to) = match terms.constant(args[0]) {
                     Some(_) => (args[1], args[0]),
@@ -87,24 +88,20 @@ impl Facts {
             }
             Node::Pure(Op::LtU, Ty::I64, args) => self.bound(terms, args[0], args[1]),
             Node::Pure(Op::Not, Ty::I1, args) => match terms.node(args[0]).clone() {
-                Node::Pure(Op::Or, Ty::I1, parts) => {
-                    for part in parts {
-                        let part = terms.not(part);
-                        self.learn(terms, part);
-                    }
-                    return;
+                Node::Pure(Op::Or, Ty::I1, either) => {
+                    return parts.extend(either.iter().map(|part| terms.not(*part)));
                 }
                 // Not X < N is N - 1 < X, unless N is 0, and not C < X is X < C + 1.
-                Node::Pure(Op::LtU, Ty::I64, parts) => {
-                    match (terms.constant(parts[0]), terms.constant(parts[1])) {
-                        (_, Some(least)) => self.at_least(terms, parts[0], least),
-                        (Some(most), _) => self.below(terms, parts[1], most.wrapping_add(1)),
+                Node::Pure(Op::LtU, Ty::I64, sides) => {
+                    match (terms.constant(sides[0]), terms.constant(sides[1])) {
+                        (_, Some(least)) => self.at_least(terms, sides[0], least),
+                        (Some(most), _) => self.below(terms, sides[1], most.wrapping_add(1)),
                         _ => {}
                     }
                 }
                 // Not 0 is at least 1.
-                Node::Pure(Op::Eq, Ty::I64, parts) => {
-                    let difference = terms.minus(parts[0], parts[1]);
+                Node::Pure(Op::Eq, Ty::I64, sides) => {
+                    let difference = terms.minus(sides[0], sides[1]);
                     self.at_least(terms, difference, 1);
                 }
                 _ => {}

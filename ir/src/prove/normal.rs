@@ -15,20 +15,39 @@ use crate::semantics;
 use crate::types::Ty;
 use smallvec::{SmallVec, smallvec};
 
+/// How deep the low bits of sums and products are normalised (guess; what is deeper is left to the solver).
+const DEEPEST: u32 = 64;
+
 impl Terms {
     /// The bits from `low` on.
     pub fn slice(&mut self, of: Term, low: u32, bits: u32) -> Term {
-        let width = self.bits(of);
-        if low == 0 && bits == width {
+        self.slice_within(of, low, bits, DEEPEST)
+    }
+
+    /// The same, normalised to this depth.
+    fn slice_within(&mut self, of: Term, low: u32, bits: u32, depth: u32) -> Term {
+        if low == 0 && bits == self.bits(of) {
             return of;
         }
+        if let Some(done) = self.slices.get(&(of, low, bits)) {
+            return *done;
+        }
+        let slice = match depth {
+            0 => self.intern(Node::Slice(of, low), bits),
+            _ => self.normal_slice(of, low, bits, depth - 1),
+        };
+        self.slices.insert((of, low, bits), slice);
+        slice
+    }
+
+    fn normal_slice(&mut self, of: Term, low: u32, bits: u32, depth: u32) -> Term {
         match self.node(of).clone() {
             Node::Const(c) => self.number(if low < 64 { c >> low } else { 0 }, bits),
-            Node::Slice(inner, offset) => self.slice(inner, offset + low, bits),
+            Node::Slice(inner, offset) => self.slice_within(inner, offset + low, bits, depth),
             Node::Pure(Op::Zext(_), _, args) => {
                 let inner = self.bits(args[0]);
                 if low + bits <= inner {
-                    self.slice(args[0], low, bits)
+                    self.slice_within(args[0], low, bits, depth)
                 } else if low >= inner {
                     self.number(0, bits)
                 } else {
@@ -39,23 +58,29 @@ impl Terms {
                 }
             }
             Node::Pure(Op::Sext(_), _, args) if low + bits <= self.bits(args[0]) => {
-                self.slice(args[0], low, bits)
+                self.slice_within(args[0], low, bits, depth)
             }
             Node::Pure(Op::Sext(from), _, args) if low == 0 && int(bits).is_some() => {
                 self.pure(Op::Sext(from), int(bits).unwrap_or(Ty::I64), &args)
             }
             Node::Pure(Op::Insert8Low, _, args) if low + bits <= 8 => {
-                self.slice(args[1], low, bits)
+                self.slice_within(args[1], low, bits, depth)
             }
-            Node::Pure(Op::Insert8Low, _, args) if low >= 8 => self.slice(args[0], low, bits),
+            Node::Pure(Op::Insert8Low, _, args) if low >= 8 => {
+                self.slice_within(args[0], low, bits, depth)
+            }
             Node::Pure(Op::Insert8High, _, args) if low >= 8 && low + bits <= 16 => {
-                self.slice(args[1], low - 8, bits)
+                self.slice_within(args[1], low - 8, bits, depth)
             }
             Node::Pure(Op::Insert8High, _, args) if low + bits <= 8 || low >= 16 => {
-                self.slice(args[0], low, bits)
+                self.slice_within(args[0], low, bits, depth)
             }
-            Node::Pure(Op::Insert16, _, args) if low + bits <= 16 => self.slice(args[1], low, bits),
-            Node::Pure(Op::Insert16, _, args) if low >= 16 => self.slice(args[0], low, bits),
+            Node::Pure(Op::Insert16, _, args) if low + bits <= 16 => {
+                self.slice_within(args[1], low, bits, depth)
+            }
+            Node::Pure(Op::Insert16, _, args) if low >= 16 => {
+                self.slice_within(args[0], low, bits, depth)
+            }
             Node::Bytes(parts) if low.is_multiple_of(8) && bits.is_multiple_of(8) => {
                 let parts = parts[(low / 8) as usize..((low + bits) / 8) as usize].to_vec();
                 self.bytes(&parts)
@@ -66,7 +91,7 @@ impl Terms {
                 let mut rest = offset;
                 for (term, factor) in terms {
                     let (inner, constant) = {
-                        let term = self.slice(term, 0, bits);
+                        let term = self.slice_within(term, 0, bits, depth);
                         self.linear(term)
                     };
                     rest = rest.wrapping_add(constant.wrapping_mul(factor));
@@ -78,8 +103,8 @@ impl Terms {
             Node::Pure(op @ (Op::And | Op::Or | Op::Xor | Op::Mul), _, args)
                 if low == 0 && int(bits).is_some() =>
             {
-                let left = self.slice(args[0], 0, bits);
-                let right = self.slice(args[1], 0, bits);
+                let left = self.slice_within(args[0], 0, bits, depth);
+                let right = self.slice_within(args[1], 0, bits, depth);
                 self.pure(op, int(bits).unwrap_or(Ty::I64), &[left, right])
             }
             _ => self.intern(Node::Slice(of, low), bits),
@@ -332,6 +357,16 @@ impl Terms {
             let opposite = self.condition(cond.negate(), flags);
             return self.not(opposite);
         }
+        let mut flags = flags;
+        // What an operation keeps is that of the flags before.
+        while let Node::Pure(Op::Flags(flag_op), _, args) = self.node(flags) {
+            flags = match (flag_op, cond) {
+                (FlagOp::Inc | FlagOp::Dec, Cond::B) => args[1],
+                (FlagOp::SetCf, Cond::B | Cond::Be) => break,
+                (FlagOp::SetCf, _) => args[0],
+                _ => break,
+            };
+        }
         let plain = |terms: &mut Terms| terms.plain(Op::Cond(cond), Ty::I64, &[flags]);
         let Node::Pure(Op::Flags(flag_op), ty, args) = self.node(flags).clone() else {
             return plain(self);
@@ -360,14 +395,11 @@ impl Terms {
                 self.pure(op, ty, &args[..2])
             }
             FlagOp::SetCf => {
-                return match cond {
-                    Cond::B => args[1],
-                    Cond::Be => {
-                        let equal = self.condition(Cond::E, args[0]);
-                        self.pure(Op::Or, Ty::I1, &[args[1], equal])
-                    }
-                    _ => self.condition(cond, args[0]),
-                };
+                if cond == Cond::B {
+                    return args[1];
+                }
+                let equal = self.condition(Cond::E, args[0]);
+                return self.pure(Op::Or, Ty::I1, &[args[1], equal]);
             }
             _ => return plain(self),
         };
@@ -393,7 +425,6 @@ impl Terms {
                 self.not(more)
             }
             (Cond::B, FlagOp::Add) => self.less(Op::LtU, ty, result, args[0]),
-            (Cond::B, FlagOp::Inc | FlagOp::Dec) => self.condition(cond, args[1]),
             _ => plain(self),
         }
     }

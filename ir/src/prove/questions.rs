@@ -40,7 +40,7 @@ pub struct Questions<'a> {
     /// How many the solver was asked, and how many followed.
     pub asked: [u64; 2],
     /// Was the time up?
-    pub late: bool,
+    late: bool,
     /// The last states in which a goal does not follow.
     suspects: Vec<State>,
 }
@@ -59,6 +59,12 @@ impl<'a> Questions<'a> {
             late: false,
             suspects: Vec::new(),
         }
+    }
+
+    /// Is the time up?
+    pub fn is_late(&mut self) -> bool {
+        self.late |= Instant::now() > self.until;
+        self.late
     }
 
     /// Was the time up, and the last states in which a goal did not follow.
@@ -98,8 +104,7 @@ impl<'a> Questions<'a> {
             _ => &[Depth::Terms],
         };
         for depth in depths.iter().copied() {
-            self.late |= Instant::now() > self.until;
-            if self.late || depth == Depth::Arrays && !self.loads(terms, goal, &hold) {
+            if self.is_late() || depth == Depth::Arrays && !self.loads(terms, goal, &hold) {
                 break;
             }
             self.asked[0] += 1;

@@ -98,6 +98,18 @@ pub struct Proof<'a> {
     pub again: bool,
 }
 
+/// Where the version is on one of its ways, what is known there, and what is right beside it.
+#[derive(Clone)]
+struct Way {
+    block: BlockId,
+    from: usize,
+    frame: Frame,
+    facts: Facts,
+    spec: Spec,
+    /// The head where the segment began; none at the entry.
+    cut: Option<BlockId>,
+}
+
 /// Tries to prove a claim.
 pub fn prove<'a>(claim: Claim<'a>, solver: &'a mut dyn Solver, limits: Limits) -> Outcome {
     let since = Instant::now();
@@ -141,6 +153,16 @@ fn heads(version: &Version) -> Vec<BlockId> {
     cfg.order.iter().filter(is_head).copied().collect()
 }
 
+/// Does each way back lead to one of the heads? Else a loop has more than one entry.
+fn is_reducible(version: &Version, heads: &[BlockId]) -> bool {
+    let order = Cfg::new(version).order;
+    let rank = |block: BlockId| order.iter().position(|b| *b == block);
+    order.iter().enumerate().all(|(at, block)| {
+        let mut edges = version.blocks[block.index()].term.edges();
+        edges.all(|(to, _)| rank(to).is_some_and(|to| to > at) || heads.contains(&to))
+    })
+}
+
 /// The instruction of a head that is its safe point.
 fn safe_point(version: &Version, head: BlockId) -> Result<(usize, AnchorId), Stuck> {
     let insts = &version.blocks[head.index()].insts;
@@ -159,6 +181,9 @@ impl Proof<'_> {
             return Err("a base version is not a trace".to_string());
         }
         let heads = heads(version);
+        if !is_reducible(version, &heads) {
+            return Err("a loop has more than one entry".to_string());
+        }
         for head in &heads {
             safe_point(version, *head)?;
             self.cuts.insert(*head, Cut::default());
@@ -232,7 +257,7 @@ impl Proof<'_> {
         let pc = self.world.terms.number(version.region, 64);
         let start = Position { pc, locs, memory, in_place, loads };
         let spec = Spec::new(&self.reference, &start)?;
-        self.path(BlockId(0), 0, frame, facts, spec, None)
+        self.follow(Way { block: BlockId(0), from: 0, frame, facts, spec, cut: None })
     }
 
     /// The segment that begins at a loop's head.
@@ -258,7 +283,8 @@ impl Proof<'_> {
         }
         let start = self.rebuilt(&frame, &facts, anchor)?;
         let spec = right.again(&mut self.world, &self.reference, &start)?;
-        self.path(head, poll + 1, frame, facts, spec, Some(head))
+        let (from, cut) = (poll + 1, Some(head));
+        self.follow(Way { block: head, from, frame, facts, spec, cut })
     }
 
     /// The state that an anchor of the version rebuilds.
@@ -271,115 +297,101 @@ impl Proof<'_> {
         self.world.rebuilt(frame, facts, self.version, anchor, Side::Claims)
     }
 
-    /// Follows the version from an instruction on; `cut` is the head where the segment began.
-    fn path(
-        &mut self,
-        block: BlockId,
-        from: usize,
-        mut frame: Frame,
-        mut facts: Facts,
-        mut spec: Spec,
-        cut: Option<BlockId>,
-    ) -> Result<(), Stuck> {
+    /// Follows a way and those that part from it, each to an exit or to a head.
+    fn follow(&mut self, way: Way) -> Result<(), Stuck> {
+        let mut ways = vec![way];
+        while let Some(way) = ways.pop() {
+            self.path(way, &mut ways)?;
+        }
+        Ok(())
+    }
+
+    /// Follows a way to its end; those that part from it are left to be followed.
+    fn path(&mut self, mut way: Way, parted: &mut Vec<Way>) -> Result<(), Stuck> {
         let version = self.version;
-        let (mut block, mut from) = (block, from);
         loop {
+            let block = way.block;
             let body = &version.blocks[block.index()];
-            for (i, inst) in body.insts.iter().enumerate().skip(from) {
-                if facts.contradict {
+            for (i, inst) in body.insts.iter().enumerate().skip(way.from) {
+                if way.facts.contradict {
                     return Ok(());
                 }
-                if self.world.questions.late {
+                if self.world.questions.is_late() {
                     return Err(format!("at {block}[{i}]"));
                 }
                 if let Some(anchor) = inst.anchor {
-                    self.opportunity(&frame, &mut facts, &mut spec, anchor, 0)
+                    self.opportunity(&mut way, anchor, 0)
                         .map_err(|why| format!("{anchor} at {block}[{i}]: {why}"))?;
                 }
+                let Way { frame, facts, .. } = &mut way;
                 if inst.op == Op::Assume {
-                    let cond = self.world.operand(&frame, inst.args[0], Ty::I1)?;
+                    let cond = self.world.operand(frame, inst.args[0], Ty::I1)?;
                     let cond = facts.seen(&mut self.world.terms, cond);
                     facts.learn(&mut self.world.terms, cond);
                 } else {
-                    self.world.step(&mut frame, &mut facts, version, inst, Side::Claims)?;
+                    self.world.step(frame, facts, version, inst, Side::Claims)?;
                 }
             }
-            if facts.contradict {
+            if way.facts.contradict {
                 return Ok(());
             }
-            let at = body.insts.len();
-            let (to, args): (BlockId, &[Operand]) = match &body.term {
-                End::Jump { to, args } => (*to, args),
+            let next = match &body.term {
+                End::Jump { to, args } => self.edge(*to, args, way)?,
                 End::Branch { cond, then, otherwise } => {
-                    let cond = self.world.operand(&frame, *cond, Ty::I1)?;
-                    let cond = facts.seen(&mut self.world.terms, cond);
-                    for (edge, holds) in [(then, true), (otherwise, false)] {
-                        let mut facts = facts.clone();
-                        let fact = if holds { cond } else { self.world.terms.not(cond) };
-                        facts.learn(&mut self.world.terms, fact);
-                        if facts.contradict {
-                            continue;
+                    let cond = self.world.operand(&way.frame, *cond, Ty::I1)?;
+                    let cond = way.facts.seen(&mut self.world.terms, cond);
+                    let opposite = self.world.terms.not(cond);
+                    for (edge, fact) in [(otherwise, opposite), (then, cond)] {
+                        let mut way = way.clone();
+                        way.facts.learn(&mut self.world.terms, fact);
+                        if !way.facts.contradict {
+                            parted.extend(self.edge(edge.to, &edge.args, way)?);
                         }
-                        let (frame, spec) = (frame.clone(), spec.clone());
-                        self.edge(edge.to, &edge.args, frame, facts, spec, cut)?;
                     }
-                    return Ok(());
+                    None
                 }
                 End::Exit(anchor) => {
-                    return self
-                        .opportunity(&frame, &mut facts, &mut spec, *anchor, 0)
-                        .map_err(|why| format!("{anchor} at {block}[{at}]: {why}"));
+                    let at = body.insts.len();
+                    self.opportunity(&mut way, *anchor, 0)
+                        .map_err(|why| format!("{anchor} at {block}[{at}]: {why}"))?;
+                    None
                 }
                 End::Guest(_) => return Err("a trace that ends as base does".to_string()),
             };
-            if self.cuts.contains_key(&to) {
-                return self.edge(to, args, frame, facts, spec, cut);
+            match next {
+                Some(next) => way = next,
+                None => return Ok(()),
             }
-            self.world.enter(&mut frame, version, to, args)?;
-            (block, from) = (to, 0);
         }
     }
 
-    /// Follows an edge: on to the block, or to a loop's head, where the path ends.
-    fn edge(
-        &mut self,
-        to: BlockId,
-        args: &[Operand],
-        mut frame: Frame,
-        mut facts: Facts,
-        mut spec: Spec,
-        cut: Option<BlockId>,
-    ) -> Result<(), Stuck> {
+    /// Goes over an edge. At a loop's head the way ends.
+    fn edge(&mut self, to: BlockId, args: &[Operand], mut way: Way) -> Result<Option<Way>, Stuck> {
         let version = self.version;
-        self.world.enter(&mut frame, version, to, args)?;
+        self.world.enter(&mut way.frame, version, to, args)?;
         if !self.cuts.contains_key(&to) {
-            return self.path(to, 0, frame, facts, spec, cut);
+            return Ok(Some(Way { block: to, from: 0, ..way }));
         }
         let (poll, anchor) = safe_point(version, to)?;
-        let arrived = frame.clone();
+        let arrived = way.frame.clone();
         for inst in &version.blocks[to.index()].insts[..poll] {
-            self.world.step(&mut frame, &mut facts, version, inst, Side::Claims)?;
+            self.world.step(&mut way.frame, &mut way.facts, version, inst, Side::Claims)?;
         }
         // A loop that comes round without progress of base would not be equivalent.
-        let least = usize::from(cut.is_some());
-        self.opportunity(&frame, &mut facts, &mut spec, anchor, least)
+        let least = usize::from(way.cut.is_some());
+        self.opportunity(&mut way, anchor, least)
             .map_err(|why| format!("{anchor} on the way to {to}: {why}"))?;
-        if cut == Some(to) {
-            return self.keeps(to, &frame, &facts);
+        match way.cut == Some(to) {
+            true => self.keeps(to, &way.frame, &way.facts)?,
+            false => self.arrive(to, arrived, way.facts, way.spec)?,
         }
-        self.arrive(to, arrived, facts, spec)
+        Ok(None)
     }
 
     /// Shows that `base` passes the state that an anchor rebuilds.
-    fn opportunity(
-        &mut self,
-        frame: &Frame,
-        facts: &mut Facts,
-        spec: &mut Spec,
-        anchor: AnchorId,
-        least: usize,
-    ) -> Result<(), Stuck> {
+    fn opportunity(&mut self, way: &mut Way, anchor: AnchorId, least: usize) -> Result<(), Stuck> {
         self.states += 1;
+        let Way { frame, facts, spec, .. } = way;
         let wanted = self.rebuilt(frame, facts, anchor)?;
         // The states passed, the current one first.
         let passed = spec.passed.len();

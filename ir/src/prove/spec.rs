@@ -155,7 +155,7 @@ impl Spec {
         facts: &mut Facts,
     ) -> Result<(), Stuck> {
         self.steps += 1;
-        if self.steps > MOST_STEPS || world.questions.late {
+        if self.steps > MOST_STEPS || world.questions.is_late() {
             return Err("it takes too long".to_string());
         }
         let mut noted = !matches!(self.place, Place::Entry(_));

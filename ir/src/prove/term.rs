@@ -112,12 +112,18 @@ pub struct Terms {
     app_numbers: FxHashMap<AppNode, App>,
     in_places: Vec<InPlaceNode>,
     in_place_numbers: FxHashMap<InPlaceNode, InPlace>,
+    /// Slices that have been normalised.
+    pub slices: FxHashMap<(Term, u32, u32), Term>,
     /// Of each term, what it is for arbitrary values of what it is made of.
     samples: Vec<[u64; SAMPLES]>,
 }
 
 /// Arbitrary values that are tried before a solver is asked (guess).
 const SAMPLES: usize = 3;
+
+/// A sum of more terms counts as one term (guess; without a bound a long chain of sums would take quadratic
+/// memory).
+const LONGEST: usize = 32;
 
 /// The largest value of so many bits.
 pub fn mask(bits: u32) -> u64 {
@@ -293,7 +299,7 @@ impl Terms {
     pub fn linear(&self, term: Term) -> (SmallVec<[(Term, u64); 3]>, u64) {
         match self.node(term) {
             Node::Const(c) => (SmallVec::new(), *c),
-            Node::Sum(terms, offset) => (terms.clone(), *offset),
+            Node::Sum(terms, offset) if terms.len() <= LONGEST => (terms.clone(), *offset),
             _ => (smallvec![(term, 1)], 0),
         }
     }

@@ -1,6 +1,5 @@
 //! Proofs of right passes succeed; of what the checker shows to be wrong there is none.
 
-#[cfg(feature = "prove")]
 use super::facts::Facts;
 use super::term::{Node, Symbol, Term, Terms};
 use super::*;
@@ -295,6 +294,79 @@ fn right_passes_are_proven() {
     }
     println!("{proven} of {traces}\n{}", why.join("\n"));
     assert!(10 * proven > 9 * traces, "{proven} of {traces}: {why:#?}");
+}
+
+/// Long chains neither nest deeply nor take long: sums, and low bits of what is made of one value twice.
+#[test]
+fn long_chains_are_made_in_time() {
+    let mut terms = Terms::default();
+    let symbol =
+        |terms: &mut Terms, i: usize| terms.symbol(Symbol::Entry(Loc::from_ssa_index(i % 16)), 64);
+    let (mut sum, mut mixed) = (symbol(&mut terms, 0), symbol(&mut terms, 1));
+    let mut flags = terms.symbol(Symbol::Entry(Loc::Flags), 64);
+    for i in 0..20_000 {
+        let other = symbol(&mut terms, i);
+        let product = terms.pure(Op::Mul, Ty::I64, &[sum, other]);
+        sum = terms.pure(Op::Add, Ty::I64, &[sum, product]);
+        let both = terms.pure(Op::And, Ty::I64, &[mixed, other]);
+        mixed = terms.pure(Op::Xor, Ty::I64, &[mixed, both]);
+        flags = terms.pure(Op::Flags(FlagOp::Inc), Ty::I64, &[other, flags]);
+    }
+    let before = terms.len();
+    for ty in [Ty::I8, Ty::I16, Ty::I32] {
+        terms.pure(Op::Trunc, ty, &[sum]);
+        terms.pure(Op::Trunc, ty, &[mixed]);
+    }
+    let carry = terms.pure(Op::Cond(Cond::B), Ty::I64, &[flags]);
+    assert!(matches!(terms.node(carry), Node::Pure(Op::Cond(Cond::B), ..)));
+    assert!(terms.len() < before + 300_000, "{}", terms.len());
+    let mut facts = Facts::default();
+    let mut all = carry;
+    for i in 0..20_000 {
+        let number = terms.number(i, 64);
+        let less = terms.pure(Op::LtU, Ty::I64, &[number, sum]);
+        all = terms.pure(Op::And, Ty::I1, &[all, less]);
+    }
+    facts.learn(&mut terms, all);
+    assert!(facts.hold.len() > 10_000 && facts.has(&terms, carry));
+}
+
+/// A version with thousands of branches, and one with a loop that has two entries.
+#[test]
+fn odd_control_flow_is_refused_in_time() {
+    let branches = 3_000;
+    let mut text =
+        String::from("region 0x1000 {\n  version t1 {\n    anchor a0 = base.0x1000 []\n");
+    text +=
+        "    b0(v0: i64 = rax):\n      v1 = eq.i64 v0, 0\n      branch v1 then b1() else b2()\n";
+    for i in 0..branches {
+        let (one, two) = (2 * i + 1, 2 * i + 2);
+        let (c, next) = (2 * i + 2, 2 * i + 3);
+        text += &format!(
+            "    b{one}:\n      jump b{two}()\n    b{two}:\n      v{c} = eq.i64 v0, {i}\n"
+        );
+        text += &format!("      branch v{c} then b{next}() else b{}()\n", next + 1);
+    }
+    text += &format!(
+        "    b{}:\n      exit a0\n    b{}:\n      exit a0\n  }}\n}}\n",
+        2 * branches + 1,
+        2 * branches + 2
+    );
+    let file = crate::text::file(&text).unwrap_or_else(|e| panic!("{e}"));
+    let version = &file.regions[0].versions[0];
+    let claim = Claim { right: Right::Trace(version), version, constants: &[] };
+    let limits = Limits { time: std::time::Duration::from_millis(300) };
+    let outcome = prove(claim, &mut Nobody, limits);
+    assert!(outcome.time < std::time::Duration::from_secs(30), "{outcome:?}");
+    let text = "region 0x1000 {\n  version t1 {\n    anchor a0 = base.0x1000 []\n    b0(v0: i64 = rax):\n      \
+                v1 = eq.i64 v0, 0\n      branch v1 then b1() else b2()\n    b1:\n      poll else a0\n      jump b2()\n    \
+                b2:\n      poll else a0\n      jump b1()\n  }\n}\n";
+    let file = crate::text::file(text).unwrap_or_else(|e| panic!("{e}"));
+    let version = &file.regions[0].versions[0];
+    let claim = Claim { right: Right::Trace(version), version, constants: &[] };
+    let outcome = prove(claim, &mut Nobody, Limits::default());
+    let why = "a loop has more than one entry".to_string();
+    assert_eq!(outcome.verdict, Verdict::Unknown { why });
 }
 
 /// The solver shows for all values what `normal_forms_keep_the_value` shows for some.
