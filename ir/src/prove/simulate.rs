@@ -381,6 +381,14 @@ impl Proof<'_> {
         let least = usize::from(way.cut.is_some());
         self.opportunity(&mut way, anchor, least)
             .map_err(|why| format!("{anchor} on the way to {to}: {why}"))?;
+        if way.spec.is_at_entry() {
+            // The entry is in the state of the head already, but the other trace has to be at its head.
+            let Way { frame, facts, spec, .. } = &mut way;
+            spec.advance(&mut self.world, &mut self.reference, facts)?;
+            let wanted = self.rebuilt(frame, facts, anchor)?;
+            let position = spec.passed.last().cloned().ok_or("no state")?;
+            self.same(facts, &position, &wanted)?;
+        }
         match way.cut == Some(to) {
             true => self.keeps(to, &way.frame, &way.facts)?,
             false => self.arrive(to, arrived, way.facts, way.spec)?,

@@ -134,6 +134,11 @@ impl Spec {
         last.memory = version.memory;
     }
 
+    /// Has a trace not come to its first opportunity?
+    pub fn is_at_entry(&self) -> bool {
+        matches!(self.place, Place::Entry(_))
+    }
+
     /// Forgets what differs from another execution. Is there anything?
     pub fn meet(&mut self, other: &Spec) -> bool {
         self.frame.meet(&other.frame)
