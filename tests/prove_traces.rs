@@ -1,8 +1,8 @@
 //! `--prove-traces`: most traces of real programs are proven to do what was recorded, from every state, and
 //! none is refuted. Needs a solver: `cargo test --release --features prove --test prove_traces`.
 //!
-//! With `-- --nocapture` it prints a table; with `DYNASOUR_PROVE_ALL=1` it takes all programs, which is the
-//! table of docs/proof.md and takes five minutes.
+//! With `-- --nocapture` it prints a table; with `DYNASOUR_PROVE_ALL=1` it takes all programs and the guests of the
+//! matrix, which is the table of docs/proof.md and takes nine minutes.
 
 #![cfg(feature = "prove")]
 

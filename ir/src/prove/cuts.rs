@@ -76,16 +76,8 @@ impl Proof<'_> {
         facts: &Facts,
         spec: &Spec,
     ) -> Result<(), Stuck> {
-        let known = self.cuts[&head].known.clone();
-        let mut kept = Vec::new();
-        for known in known {
-            if self.holds(head, known, frame, facts) {
-                kept.push(known);
-            }
-        }
+        let mut less = self.drop_known(head, frame, facts)?;
         let cut = self.cuts.get_mut(&head).ok_or("a head that is none")?;
-        let mut less = kept.len() < cut.known.len();
-        cut.known = kept;
         if let Some((first, both, right)) = &mut cut.first {
             less |= first.meet(frame);
             less |= both.meet(facts);
@@ -95,18 +87,21 @@ impl Proof<'_> {
         Ok(())
     }
 
-    /// Control comes back to a head: does the iteration keep the invariants?
+    /// Control comes back to a head: drops the invariants that the iteration does not keep.
     pub fn keeps(&mut self, head: BlockId, frame: &Frame, facts: &Facts) -> Result<(), Stuck> {
-        let known = self.cuts[&head].known.clone();
-        let mut kept = Vec::new();
-        for known in known {
-            match self.holds(head, known, frame, facts) {
-                true => kept.push(known),
-                false => self.again = true,
-            }
-        }
-        self.cuts.get_mut(&head).ok_or("a head that is none")?.known = kept;
+        self.again |= self.drop_known(head, frame, facts)?;
         Ok(())
+    }
+
+    /// Drops the invariants that do not hold at an arrival. Are there any?
+    fn drop_known(&mut self, head: BlockId, frame: &Frame, facts: &Facts) -> Result<bool, Stuck> {
+        let known = self.cuts[&head].known.clone();
+        let before = known.len();
+        let kept: Vec<Known> =
+            known.into_iter().filter(|known| self.holds(head, *known, frame, facts)).collect();
+        let less = kept.len() < before;
+        self.cuts.get_mut(&head).ok_or("a head that is none")?.known = kept;
+        Ok(less)
     }
 
     /// Does memory hold what it is to hold, with these parameters of the head?

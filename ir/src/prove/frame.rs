@@ -291,11 +291,7 @@ impl World<'_> {
         for fact in &version.context.facts {
             if let crate::Fact::MemEquals { ty, address: watched, .. } = *fact {
                 let watched = self.terms.number(watched, 64);
-                let difference = self.terms.minus(address, watched);
-                let shifted = self.terms.plus(difference, u64::from(bytes) - 1);
-                let least = self.terms.number(u64::from(ty.bytes() + bytes) - 1, 64);
-                let near = self.terms.pure(Op::LtU, Ty::I64, &[shifted, least]);
-                let apart = self.terms.not(near);
+                let apart = self.terms.apart((address, bytes), (watched, ty.bytes()));
                 facts.learn(&mut self.terms, apart);
             }
         }

@@ -184,6 +184,14 @@ impl Terms {
         self.intern(Node::Pure(Op::Eq, ty, smallvec![side, constant]), 1)
     }
 
+    /// Do two accesses share no byte: `one - two + bytes - 1 >= size + bytes - 1`, unsigned?
+    pub fn apart(&mut self, (one, bytes): (Term, u32), (two, size): (Term, u32)) -> Term {
+        let difference = self.minus(one, two);
+        let shifted = self.plus(difference, u64::from(bytes) - 1);
+        let least = self.number(u64::from(size + bytes) - 1, 64);
+        self.pure(Op::LeU, Ty::I64, &[least, shifted])
+    }
+
     /// Are two images of the flags equal?
     pub fn equal_flags(&mut self, left: Term, right: Term) -> Term {
         if left == right {

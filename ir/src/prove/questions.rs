@@ -11,8 +11,6 @@
 use super::facts::Facts;
 use super::solver::{Answer, Depth, Solver, State};
 use super::term::{Memory, MemoryNode, Node, Term, Terms};
-use crate::op::Op;
-use crate::types::Ty;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::rc::Rc;
 use std::time::Instant;
@@ -37,8 +35,8 @@ pub struct Questions<'a> {
     open: FxHashMap<Term, usize>,
     leaves: FxHashMap<Term, Rc<[Term]>>,
     overlaps: u32,
-    /// How many the solver was asked, and how many followed.
-    pub asked: [u64; 2],
+    /// How many the solver was asked.
+    pub asked: u64,
     /// Was the time up?
     late: bool,
     /// The last states in which a goal does not follow.
@@ -55,7 +53,7 @@ impl<'a> Questions<'a> {
             open: FxHashMap::default(),
             leaves: FxHashMap::default(),
             overlaps: 0,
-            asked: [0, 0],
+            asked: 0,
             late: false,
             suspects: Vec::new(),
         }
@@ -107,10 +105,9 @@ impl<'a> Questions<'a> {
             if self.is_late() || depth == Depth::Arrays && !self.loads(terms, goal, &hold) {
                 break;
             }
-            self.asked[0] += 1;
+            self.asked += 1;
             answer = self.solver.follows(terms, &hold, goal, depth);
             if answer == Answer::Follows {
-                self.asked[1] += 1;
                 if hold.is_empty() {
                     self.proven.insert(goal);
                 }
@@ -132,20 +129,16 @@ impl<'a> Questions<'a> {
         &mut self,
         terms: &mut Terms,
         facts: &Facts,
-        (one, bytes): (Term, u32),
-        (two, size): (Term, u32),
+        one: (Term, u32),
+        two: (Term, u32),
     ) -> bool {
-        let difference = terms.minus(one, two);
-        let shifted = terms.plus(difference, u64::from(bytes) - 1);
-        let least = terms.number(u64::from(size + bytes) - 1, 64);
-        let near = terms.pure(Op::LtU, Ty::I64, &[shifted, least]);
-        let goal = terms.not(near);
+        let goal = terms.apart(one, two);
         if self.overlaps > MOST_OVERLAPS {
             return facts.has(terms, goal);
         }
-        let asked = self.asked[0];
+        let asked = self.asked;
         let apart = self.decide(terms, facts, goal, Depth::Terms);
-        self.overlaps += u32::from(!apart && self.asked[0] > asked);
+        self.overlaps += u32::from(!apart && self.asked > asked);
         apart
     }
 

@@ -107,6 +107,9 @@ impl Spec {
         let body = &version.blocks[block];
         let anchor = body.insts.get(at).and_then(|inst| inst.anchor);
         let anchor = &version.anchors[anchor.ok_or("not at a safe point")?.index()];
+        if !anchor.stores.is_empty() {
+            return Err("the other trace defers stores at its head".to_string());
+        }
         for param in &body.params {
             // What the anchor does not name may be anything.
             let named = anchor.varmap.iter().find(|(_, o)| *o == Operand::Value(*param));
@@ -134,9 +137,17 @@ impl Spec {
         last.memory = version.memory;
     }
 
-    /// Has a trace not come to its first opportunity?
-    pub fn is_at_entry(&self) -> bool {
-        matches!(self.place, Place::Entry(_))
+    /// Is it at a place where the version may be at a loop's head? The state and the pc say all of a program. A
+    /// trace has to be at a safe point, at the same one in each iteration.
+    pub fn is_at_head(&self, reference: &Reference<'_>, first: Option<&Spec>) -> bool {
+        let (Reference::Trace(version), Place::At(_, block, at)) = (reference, &self.place) else {
+            return matches!(reference, Reference::Program { .. });
+        };
+        let inst = version.blocks[*block].insts.get(*at);
+        inst.is_some_and(|inst| inst.op == Op::Poll)
+            && first.is_none_or(
+                |first| matches!(first.place, Place::At(_, b, i) if (b, i) == (*block, *at)),
+            )
     }
 
     /// Forgets what differs from another execution. Is there anything?

@@ -471,7 +471,8 @@ impl<'a> Encoder<'a> {
         let after = match bit {
             ZF => result.eq(BV::from_u64(0, bits)),
             SF => result.extract(bits - 1, bits - 1).eq(BV::from_u64(1, 1)),
-            _ => Bool::new_const(format!("{op:?}{ty}{:?}{:?}.{bit}", args[0], args[1])),
+            // What the manual leaves undefined may depend on all operands, the flags before among them.
+            _ => Bool::new_const(format!("{op:?}{ty}{args:?}.{bit}")),
         };
         none.ite(&self.flag(args[2], bit), &after)
     }
