@@ -23,6 +23,9 @@ struct Shown {
     /// Of the traces of one path and of the loops: all, and those that were proven.
     linear: [u64; 2],
     loops: [u64; 2],
+    /// The same of the machine code.
+    linear_code: [u64; 2],
+    loop_code: [u64; 2],
     questions: u64,
     milliseconds: u64,
 }
@@ -135,18 +138,25 @@ fn traces_of_real_programs_are_proven() {
             ..Shown::default()
         };
         for fragment in json("census.json")["fragments"].as_array().expect("a list") {
-            let proof = &fragment["proof"];
-            if proof.is_null() {
-                continue;
-            }
-            let kinds = match fragment["kind"] == "loop" {
-                true => &mut shown.loops,
-                false => &mut shown.linear,
+            let [version, code] = [&fragment["proofs"][0], &fragment["proofs"][1]];
+            let Shown { linear, loops, linear_code, loop_code, .. } = &mut shown;
+            let [of_version, of_code] = match fragment["kind"] == "loop" {
+                true => [loops, loop_code],
+                false => [linear, linear_code],
             };
-            kinds[0] += 1;
-            kinds[1] += u64::from(proof["proven"] == true);
-            if let Some(why) = proof["why"].as_str() {
-                *reasons.entry(kind(why)).or_default() += 1;
+            for (what, proof, kinds) in [("version", version, of_version), ("code", code, of_code)]
+            {
+                if proof.is_null() {
+                    continue;
+                }
+                kinds[0] += 1;
+                kinds[1] += u64::from(proof["proven"] == true);
+                if let Some(why) = proof["why"].as_str() {
+                    *reasons.entry(format!("{what}: {}", kind(why))).or_default() += 1;
+                    if is_all {
+                        eprintln!("{} {what}: {why}", command[0]);
+                    }
+                }
             }
         }
         row(command[0], &shown);

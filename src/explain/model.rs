@@ -121,8 +121,8 @@ pub struct Version {
     /// What was compared with the recorded code, with --verify-traces: of the version, and of its machine
     /// code.
     pub certificates: [Option<Certificate>; 2],
-    /// Is it proven, with `--prove-traces`?
-    pub proof: Option<Proof>,
+    /// Is it proven, with `--prove-traces`, and its machine code?
+    pub proofs: [Option<Proof>; 2],
     /// Exits taken at its safe point (a signal was pending).
     pub polls: u64,
     /// Exits taken because of a fault.
@@ -251,7 +251,7 @@ impl Maker<'_> {
             moves: f.moves,
             compile_ns: f.compile_ns,
             certificates: f.certificates,
-            proof: f.proof.clone(),
+            proofs: f.proofs.clone(),
             polls: f.polls,
             faults: f.faults,
             dropped: f.dropped,

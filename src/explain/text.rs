@@ -223,8 +223,10 @@ impl Reporter<'_> {
                 let _ = writeln!(out, "  {what} {certificate}");
             }
         }
-        if let Some(proof) = &v.proof {
-            let _ = writeln!(out, "  version {proof}");
+        for (what, proof) in ["version", "code"].iter().zip(&v.proofs) {
+            if let Some(proof) = proof {
+                let _ = writeln!(out, "  {what} {proof}");
+            }
         }
         if let Some(interpreted) = &v.interpreted {
             let _ = writeln!(out, "  {}", loop_of_program(interpreted));

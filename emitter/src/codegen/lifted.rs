@@ -19,6 +19,8 @@
 //! HOT + entry     add rax, rbx; …; jne COLD + 8        COLD + 8   gs:[exit_site] = 0; jmp LEAVE_RAW
 //! ```
 
+mod passages;
+
 use crate::codegen::compiled::{At, CompiledCode};
 use crate::codegen::encoded::{Encoded, EncodedGuard, Target};
 use crate::codegen::{FragmentEntry, Request};
@@ -28,9 +30,12 @@ use dynasour_guest::decode::Fetch;
 use dynasour_guest::lift::{LiftedBlock, MAX_BLOCK, lift_block};
 use dynasour_ir::eval::State;
 use dynasour_ir::eval::check::Code;
+use dynasour_ir::prove::{Provable, Word};
 use dynasour_ir::semantics::ARITH_FLAGS;
 use dynasour_ir::validate::{Entered, HostNative, Left, Lowered, Tables};
-use dynasour_ir::{Anchor, Block, BlockId, Fact, Loc, Op, Operand, Term, Ty, Version};
+use dynasour_ir::{
+    Anchor, Block, BlockId, Fact, Gpr, Loc, Op, Operand, Segment, Term, Ty, Version,
+};
 use rustc_hash::FxHashMap;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -204,7 +209,10 @@ impl<'c> LiftedCode<'c> {
         &self,
         load: &dyn Fn(u64) -> u64,
     ) -> Result<(usize, &super::compiled::CompiledSite), String> {
-        let number = (load(CONTEXT.start + offset::EXIT_SITE as u64) & 0xffff_ffff) as usize;
+        self.numbered((load(CONTEXT.start + offset::EXIT_SITE as u64) & 0xffff_ffff) as usize)
+    }
+
+    fn numbered(&self, number: usize) -> Result<(usize, &super::compiled::CompiledSite), String> {
         let site = self.code.sites.get(number);
         site.map(|site| (number, site)).ok_or_else(|| format!("there is no exit {number}"))
     }
@@ -341,6 +349,57 @@ impl Lowered for LiftedCode<'_> {
                 Err(format!("the code goes to {:#x}, where there is nothing", at.wrapping_sub(HOT)))
             }
         }
+    }
+}
+
+impl Provable for LiftedCode<'_> {
+    fn words(&self) -> Vec<(u64, Word)> {
+        let word = |at: usize, word: Word| (CONTEXT.start + at as u64, word);
+        let saves = self.code.registers.saves.iter();
+        saves
+            .map(|&(r, slot)| (passages::slot(slot), Word::Register(Gpr::new(r))))
+            .chain([
+                word(offset::FS_BASE, Word::Base(Segment::Fs)),
+                word(offset::GS_BASE, Word::Base(Segment::Gs)),
+                word(offset::THIS, Word::Number(CONTEXT.start)),
+            ])
+            .collect()
+    }
+
+    fn slots(&self) -> Vec<u64> {
+        (0..self.code.registers.end_of_slots.min(SCRATCH_WORDS as u32))
+            .map(|slot| passages::slot(slot as u16))
+            .collect()
+    }
+
+    fn entering(&self) -> Version {
+        match self.from {
+            Some(record) => passages::of_record(record, self.code.region, true),
+            None => passages::canonical(self.code.region, Some(self.code.region)),
+        }
+    }
+
+    fn leaving(
+        &self,
+        at: u64,
+        load: &mut dyn FnMut(u64, u32) -> Option<u64>,
+    ) -> Result<Version, String> {
+        let region = self.code.region;
+        if self.code.encoded.tails.iter().any(|t| HOT + u64::from(t.start) == at) {
+            return Ok(passages::canonical(region, None));
+        }
+        if at != LEAVE_CANONICAL && at != LEAVE_RAW {
+            return Err(format!("the code goes to {:#x}", at.wrapping_sub(HOT)));
+        }
+        let number = load(CONTEXT.start + offset::EXIT_SITE as u64, 4);
+        let (number, site) =
+            self.numbered(number.ok_or("it is not known by which exit")? as usize)?;
+        if at == LEAVE_CANONICAL {
+            return Ok(passages::canonical(region, site.target));
+        }
+        let record = site.record.and_then(|r| self.code.records.get(r as usize));
+        let record = record.ok_or_else(|| format!("exit {number} has no record"))?;
+        Ok(passages::of_record(record, region, false))
     }
 }
 

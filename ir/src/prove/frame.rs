@@ -18,7 +18,8 @@ use crate::eval::natives::STORED;
 use crate::op::{ArgTy, Op};
 use crate::reach::may_fault;
 use crate::types::{AnchorId, BlockId, Gpr, Loc, Operand, Ty};
-use crate::version::{Effects, Inst, Mem, Version};
+use crate::validate::Tables;
+use crate::version::{Effects, Fact, Inst, Mem, Segment, Version};
 use rustc_hash::FxHashMap;
 
 /// Pseudo instructions without a pc of their own, by these numbers.
@@ -45,9 +46,17 @@ pub struct Frame {
     pub in_place: InPlace,
     /// What has been loaded that other threads may change.
     pub loads: InPlace,
+    /// The words of the thread's context, if machine code is executed. GS points to them.
+    pub context: Option<Memory>,
 }
 
 impl Frame {
+    /// At the entry, with no value yet.
+    pub fn new(start: &Position) -> Frame {
+        let Position { locs, memory, in_place, loads, .. } = *start;
+        Frame { values: Vec::new(), locs, memory, in_place, loads, context: None }
+    }
+
     /// Forgets the values in which another execution differs. Are there any?
     pub fn meet(&mut self, other: &Frame) -> bool {
         let mut less = false;
@@ -91,6 +100,8 @@ pub struct World<'a> {
     pub private: bool,
     /// The natives that the version that is proven has executed, by their pc.
     pub executed: FxHashMap<u64, Vec<App>>,
+    /// Of the machine code that is proven.
+    pub tables: Tables,
 }
 
 /// Why an execution cannot go on, in words.
@@ -124,10 +135,51 @@ impl World<'_> {
         let factor = u64::from(mem.scale);
         let mut address = self.terms.sum((base, 1), (index, factor), mem.disp as u64);
         if let Some(segment) = mem.seg {
-            let start = self.terms.symbol(Symbol::Base(segment), 64);
+            let start = self.base(frame, segment);
             address = self.terms.sum((address, 1), (start, 1), 0);
         }
         Ok(facts.seen(&mut self.terms, address))
+    }
+
+    /// The base of a segment, which nothing in a version changes.
+    fn base(&mut self, frame: &Frame, segment: Segment) -> Term {
+        match (frame.context, segment) {
+            (Some(_), Segment::Gs) => self.terms.number(self.tables.context.start, 64),
+            _ => self.terms.symbol(Symbol::Base(segment), 64),
+        }
+    }
+
+    /// The words of the context, if machine code is executed and the address is one of theirs.
+    pub fn context(&self, frame: &Frame, address: Term) -> Option<Memory> {
+        let is_within = |at| self.tables.context.contains(&at);
+        frame.context.filter(|_| self.terms.constant(address).is_some_and(is_within))
+    }
+
+    /// What a version assumes of the registers that it is entered with.
+    pub fn assume_context(
+        &mut self,
+        facts: &mut Facts,
+        version: &Version,
+        locs: &[Term; Loc::SSA_COUNT],
+    ) {
+        for fact in &version.context.facts {
+            let terms = &mut self.terms;
+            match *fact {
+                Fact::RegEquals(gpr, value) => {
+                    let value = terms.number(value, 64);
+                    let fact = terms.equal(locs[gpr.number()], value);
+                    facts.learn(terms, fact);
+                }
+                Fact::RegInRange { gpr, min, max } => {
+                    let (min, max) = (terms.number(min, 64), terms.number(max, 64));
+                    let low = terms.pure(Op::LeU, Ty::I64, &[min, locs[gpr.number()]]);
+                    let high = terms.pure(Op::LeU, Ty::I64, &[locs[gpr.number()], max]);
+                    facts.learn(terms, low);
+                    facts.learn(terms, high);
+                }
+                Fact::PrivateMemory | Fact::MemEquals { .. } => {}
+            }
+        }
     }
 
     /// What is in memory at an address.
@@ -202,6 +254,15 @@ impl World<'_> {
                 let mem = inst.mem.ok_or("an access without an address")?;
                 let address = self.address(frame, facts, &mem, inst.args[0], inst.args[1])?;
                 let bytes = inst.ty.bytes();
+                if let Some(words) = self.context(frame, address) {
+                    if inst.op == Op::Store {
+                        let value = self.operand(frame, inst.args[2], inst.ty)?;
+                        frame.context = Some(self.store(words, address, value));
+                    } else if let Some(def) = inst.def() {
+                        frame.values[def.index()] = Some(self.read(facts, words, address, bytes));
+                    }
+                    return Ok(());
+                }
                 let address = self.access(facts, side, (address, bytes), inst.op == Op::Store)?;
                 if inst.op == Op::Store {
                     let value = self.operand(frame, inst.args[2], inst.ty)?;
@@ -222,15 +283,20 @@ impl World<'_> {
                     }
                 }
             }
-            Op::Get(loc) => match loc.ssa_index() {
-                Some(index) => frame.locs[index],
-                None => {
+            Op::Get(loc) => match (loc.ssa_index(), loc) {
+                (Some(index), _) => frame.locs[index],
+                (None, Loc::FsBase) => self.base(frame, Segment::Fs),
+                (None, Loc::GsBase) => self.base(frame, Segment::Gs),
+                (None, _) => {
                     let in_place = Some(frame.in_place);
                     let ip = GET + loc_number(loc);
                     let app = self.app(ip, Vec::new(), in_place, None);
                     self.terms.output(app, 0, 64)
                 }
             },
+            Op::Put(loc @ (Loc::FsBase | Loc::GsBase)) => {
+                return Err(format!("{loc} is changed"));
+            }
             Op::Put(loc) => {
                 let value = self.operand(frame, inst.args[0], inst.ty)?;
                 match loc.ssa_index() {
@@ -289,7 +355,7 @@ impl World<'_> {
             return;
         }
         for fact in &version.context.facts {
-            if let crate::Fact::MemEquals { ty, address: watched, .. } = *fact {
+            if let Fact::MemEquals { ty, address: watched, .. } = *fact {
                 let watched = self.terms.number(watched, 64);
                 let apart = self.terms.apart((address, bytes), (watched, ty.bytes()));
                 facts.learn(&mut self.terms, apart);
@@ -407,6 +473,9 @@ impl World<'_> {
     ) -> Result<(), Stuck> {
         let native = inst.native.and_then(|n| version.natives.get(n.index()));
         let native = native.ok_or("a native without its instruction")?;
+        if let Some(loc) = native.writes.iter().find(|l| matches!(l, Loc::FsBase | Loc::GsBase)) {
+            return Err(format!("{loc} is changed"));
+        }
         let effects = native.effects;
         let (address, rest) = match &inst.mem {
             Some(mem) => {
@@ -421,6 +490,14 @@ impl World<'_> {
             let input = self.operand(frame, *operand, ty)?;
             inputs.push(facts.seen(&mut self.terms, input));
         }
+        // Machine code may have the guest's instruction with other registers.
+        let host = frame.context.and_then(|_| self.tables.natives.get(&native.inst.ip())).cloned();
+        if let Some(host) = &host {
+            let flags = inputs.get(native.gpr_in.len()).copied().filter(|_| host.guest.flags_in);
+            let own = host.inputs.iter().filter_map(|i| inputs.get(*i).copied());
+            inputs = own.chain(flags).collect();
+        }
+        let ip = host.as_ref().map_or(native.inst.ip(), |host| host.guest.inst.ip());
         let size = native.mem_size.unwrap_or(0);
         let accesses = effects.intersects(Effects::READ | Effects::WRITE);
         let mut memory = address.filter(|_| accesses && size > 0);
@@ -446,7 +523,7 @@ impl World<'_> {
         let reads_state =
             native.vec_read != 0 || effects.intersects(Effects::READ_STATE | Effects::NO_REPEAT);
         let node = AppNode {
-            ip: native.inst.ip(),
+            ip,
             inputs,
             in_place: (reads_state || is_written).then_some(frame.in_place),
             memory: (accesses && (unknown || memory.is_none())).then_some(frame.memory),
@@ -480,7 +557,15 @@ impl World<'_> {
             frame.in_place = self.terms.in_place_after(frame.in_place, app);
         }
         for (i, def) in inst.defs.iter().enumerate() {
-            let index = if i < native.gpr_out.len() { i as u32 } else { FLAGS };
+            let index = match &host {
+                _ if i >= native.gpr_out.len() => FLAGS,
+                None => i as u32,
+                Some(host) => match host.outputs.iter().position(|o| *o == i) {
+                    Some(index) => index as u32,
+                    // The guest's has no such result; nobody may read it.
+                    None => continue,
+                },
+            };
             let output = self.terms.output(app, index, 64);
             frame.values[def.index()] = Some(facts.seen(&mut self.terms, output));
         }

@@ -19,12 +19,14 @@
 //!
 //! | module | what |
 //! | --- | --- |
-//! | [`term`], [`normal`] | expressions, memories |
+//! | [`term`], [`normal`], [`flag_bits`] | expressions, memories |
 //! | [`facts`] | what is known on a path, reading memory |
 //! | [`frame`], [`equal`] | execution on terms; what has to be equal |
 //! | [`spec`] | what is right: `base`, or another trace |
 //! | [`questions`], [`mod@solver`], `z3` | what has to be asked |
+//! | [`search`] | where what is right passes a state |
 //! | [`simulate`], [`cuts`] | the proof; what is known at the heads of loops |
+//! | [`code`], [`code_cuts`] | machine code against its version; its loops |
 //! | [`refute`] | counterexamples |
 //!
 //! **What is assumed**: what the version's context says (often that no other thread writes memory; without
@@ -34,15 +36,19 @@
 //! evaluator shows to be a counterexample; everything else is *unknown*, with the reason. **Callers.**
 //! `dynasour ir prove`, and whoever compiles a trace with `--prove-traces`; no lock.
 
+mod code;
+mod code_cuts;
 mod cuts;
 mod equal;
 mod facts;
+mod flag_bits;
 mod frame;
 mod normal;
 mod questions;
 mod refute;
 #[cfg(all(test, feature = "prove"))]
 mod rules;
+mod search;
 mod simulate;
 mod solver;
 mod spec;
@@ -52,6 +58,7 @@ mod tests;
 #[cfg(feature = "prove")]
 mod z3;
 
+pub use code::{Provable, Word, prove_code};
 pub use simulate::{Claim, Limits, Outcome, Right, Verdict, prove};
 pub use solver::{Answer, Depth, Nobody, Solver, State};
 #[cfg(feature = "prove")]

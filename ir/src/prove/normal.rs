@@ -305,7 +305,10 @@ impl Terms {
             Op::Cond(cond) => self.condition(cond, args[0]),
             Op::Flags(FlagOp::FromBits) => match self.node(args[0]).clone() {
                 Node::Pure(Op::FlagBits, _, inner) => inner[0],
-                _ => self.plain(op, ty, args),
+                _ => match self.image_of(args[0]) {
+                    Some(flags) => flags,
+                    None => self.plain(op, ty, args),
+                },
             },
             Op::Flags(_) if op.is_commutative() => self.commutative(op, ty, args),
             _ => self.plain(op, ty, args),

@@ -14,12 +14,13 @@ use super::questions::Questions;
 use super::refute::refute;
 use super::solver::Solver;
 use super::spec::{Reference, Spec};
-use super::term::{MemoryNode, Symbol, Term, Terms};
+use super::term::{MemoryNode, Symbol, Terms};
 use crate::eval::check::Code;
 use crate::op::Op;
 use crate::reach::Cfg;
 use crate::setup::Setup;
 use crate::types::{AnchorId, BlockId, Loc, Operand, Ty};
+use crate::validate::Tables;
 use crate::version::{Fact, Term as End, Version};
 use rustc_hash::FxHashMap;
 use std::time::{Duration, Instant};
@@ -120,6 +121,7 @@ pub fn prove<'a>(claim: Claim<'a>, solver: &'a mut dyn Solver, limits: Limits) -
         questions: Questions::new(solver, since + limits.time),
         private: claim.version.context.private_memory(),
         executed: FxHashMap::default(),
+        tables: Tables::default(),
     };
     let mut proof = Proof {
         world,
@@ -217,24 +219,7 @@ impl Proof<'_> {
         let locs = std::array::from_fn(|i| {
             self.world.terms.symbol(Symbol::Entry(Loc::from_ssa_index(i)), 64)
         });
-        for fact in &version.context.facts {
-            let terms = &mut self.world.terms;
-            match *fact {
-                Fact::RegEquals(gpr, value) => {
-                    let value = terms.number(value, 64);
-                    let fact = terms.equal(locs[gpr.number()], value);
-                    facts.learn(terms, fact);
-                }
-                Fact::RegInRange { gpr, min, max } => {
-                    let (min, max) = (terms.number(min, 64), terms.number(max, 64));
-                    let low = terms.pure(Op::LeU, Ty::I64, &[min, locs[gpr.number()]]);
-                    let high = terms.pure(Op::LeU, Ty::I64, &[locs[gpr.number()], max]);
-                    facts.learn(terms, low);
-                    facts.learn(terms, high);
-                }
-                Fact::PrivateMemory | Fact::MemEquals { .. } => {}
-            }
-        }
+        self.world.assume_context(&mut facts, version, &locs);
         let known = self.monitored();
         for known in &known {
             facts.access(known.address, known.bytes, false);
@@ -247,15 +232,15 @@ impl Proof<'_> {
         let memory = self.world.terms.memory(MemoryNode::Initial(0));
         let in_place = self.world.terms.initial_in_place(0);
         let loads = in_place;
-        let mut frame =
-            Frame { values: vec![None; version.types.len()], locs, memory, in_place, loads };
+        let pc = self.world.terms.number(version.region, 64);
+        let start = Position { pc, locs, memory, in_place, loads };
+        let mut frame = Frame::new(&start);
+        frame.values = vec![None; version.types.len()];
         let entry = version.blocks.first().ok_or("there is no entry block")?;
         for (loc, param) in version.entry_locs.iter().zip(&entry.params) {
             let index = loc.ssa_index().ok_or("an entry location")?;
             frame.values[param.index()] = Some(locs[index]);
         }
-        let pc = self.world.terms.number(version.region, 64);
-        let start = Position { pc, locs, memory, in_place, loads };
         let spec = Spec::new(&self.reference, &start)?;
         self.follow(Way { block: BlockId(0), from: 0, frame, facts, spec, cut: None })
     }
@@ -381,7 +366,13 @@ impl Proof<'_> {
         let least = usize::from(way.cut.is_some());
         self.opportunity(&mut way, anchor, least)
             .map_err(|why| format!("{anchor} on the way to {to}: {why}"))?;
-        self.come_to_head(&mut way, to, anchor, least)?;
+        if matches!(self.reference, Reference::Trace(_)) {
+            let wanted = self.rebuilt(&way.frame, &way.facts, anchor)?;
+            let first = self.cuts[&to].first.as_ref().map(|(.., spec)| spec.clone());
+            let Way { facts, spec, .. } = &mut way;
+            let right = (&mut self.reference, spec);
+            self.world.come_to_head(right, facts, first.as_ref(), &wanted, least)?;
+        }
         match way.cut == Some(to) {
             true => self.keeps(to, &way.frame, &way.facts)?,
             false => self.arrive(to, arrived, way.facts, way.spec)?,
@@ -389,161 +380,11 @@ impl Proof<'_> {
         Ok(None)
     }
 
-    /// Goes on to where the other trace is at its own head, in the state that the anchor of ours rebuilds. The
-    /// execution of a program need not: it has passed the state.
-    fn come_to_head(
-        &mut self,
-        way: &mut Way,
-        head: BlockId,
-        anchor: AnchorId,
-        least: usize,
-    ) -> Result<(), Stuck> {
-        let first = self.cuts[&head].first.as_ref().map(|(.., spec)| spec.clone());
-        let wanted = self.rebuilt(&way.frame, &way.facts, anchor)?;
-        let Way { facts, spec, .. } = way;
-        for _ in 0..ARRIVALS {
-            if spec.is_at_head(&self.reference, first.as_ref()) && spec.passed.len() > least {
-                if matches!(self.reference, Reference::Program { .. }) {
-                    return Ok(());
-                }
-                if let Some(position) = spec.passed.last().cloned()
-                    && self.is_pc(facts, position.pc, wanted.pc)
-                    && self.same(facts, &position, &wanted).is_ok()
-                {
-                    return Ok(());
-                }
-            }
-            spec.advance(&mut self.world, &mut self.reference, facts)?;
-        }
-        Err("the other trace does not come to its head".to_string())
-    }
-
-    /// Shows that `base` passes the state that an anchor rebuilds.
+    /// Shows that what is right passes the state that an anchor rebuilds.
     fn opportunity(&mut self, way: &mut Way, anchor: AnchorId, least: usize) -> Result<(), Stuck> {
         self.states += 1;
-        let Way { frame, facts, spec, .. } = way;
-        let wanted = self.rebuilt(frame, facts, anchor)?;
-        // The states passed, the current one first.
-        let passed = spec.passed.len();
-        for at in (least..passed).rev() {
-            if self.is_same_at_sight(&spec.passed[at], &wanted)
-                && self.is_pc(facts, spec.passed[at].pc, wanted.pc)
-            {
-                return Ok(());
-            }
-        }
-        let mut why = None;
-        if passed > least && self.is_pc(facts, spec.passed[passed - 1].pc, wanted.pc) {
-            match self.same(facts, &spec.passed[passed - 1].clone(), &wanted) {
-                Ok(()) => {
-                    spec.adopt(&wanted);
-                    return Ok(());
-                }
-                Err(difference) => why = Some(difference),
-            }
-        }
-        let mut ahead = spec.clone();
-        // The first state at the pc that arbitrary values tell apart; facts may make it the same.
-        let mut unlikely = None;
-        let mut arrivals = 0;
-        while arrivals < ARRIVALS {
-            match ahead.advance(&mut self.world, &mut self.reference, facts) {
-                Ok(()) => {}
-                Err(stuck) => {
-                    why = why.or(Some(stuck));
-                    break;
-                }
-            }
-            let Some(position) = ahead.passed.last().cloned() else { break };
-            if !self.is_pc(facts, position.pc, wanted.pc) {
-                continue;
-            }
-            arrivals += 1;
-            if !self.is_likely(facts, &position, &wanted) {
-                unlikely = unlikely.or_else(|| Some((ahead.clone(), position)));
-                continue;
-            }
-            match self.same(facts, &position, &wanted) {
-                Ok(()) => {
-                    ahead.adopt(&wanted);
-                    *spec = ahead;
-                    return Ok(());
-                }
-                Err(difference) => why = Some(difference),
-            }
-        }
-        if let Some((mut ahead, position)) = unlikely {
-            match self.same(facts, &position, &wanted) {
-                Ok(()) => {
-                    ahead.adopt(&wanted);
-                    *spec = ahead;
-                    return Ok(());
-                }
-                Err(difference) => why = why.or(Some(difference)),
-            }
-        }
-        for at in (least..passed.saturating_sub(1)).rev() {
-            let position = spec.passed[at].clone();
-            if self.is_pc(facts, position.pc, wanted.pc)
-                && self.same(facts, &position, &wanted).is_ok()
-            {
-                return Ok(());
-            }
-        }
-        let pc = self.world.terms.words(wanted.pc, 2);
-        Err(format!("base at {pc}: {}", why.unwrap_or_else(|| "never comes there".to_string())))
-    }
-
-    /// Is it the same pc? A constant and another term are not compared further.
-    fn is_pc(&mut self, facts: &Facts, one: Term, two: Term) -> bool {
-        let one = facts.seen(&mut self.world.terms, one);
-        let two = facts.seen(&mut self.world.terms, two);
-        let terms = &self.world.terms;
-        match (terms.constant(one), terms.constant(two)) {
-            (None, None) => self.world.equal(facts, one, two),
-            _ => one == two,
-        }
-    }
-
-    fn is_same_at_sight(&self, one: &Position, two: &Position) -> bool {
-        one.locs == two.locs && one.memory == two.memory && one.in_place == two.in_place
-    }
-
-    /// Are two states equal for arbitrary values of what they are made of?
-    fn is_likely(&mut self, facts: &Facts, one: &Position, two: &Position) -> bool {
-        let World { terms, .. } = &mut self.world;
-        let registers = one.locs.iter().zip(&two.locs).take(Loc::SSA_COUNT - 1);
-        for (one, two) in registers {
-            let (one, two) = (facts.rewritten(terms, *one), facts.rewritten(terms, *two));
-            if terms.differ(one, two) {
-                return false;
-            }
-        }
-        one.in_place == two.in_place
-    }
-
-    /// Are two states equal?
-    fn same(&mut self, facts: &Facts, base: &Position, ours: &Position) -> Result<(), Stuck> {
-        for index in 0..Loc::SSA_COUNT {
-            let loc = Loc::from_ssa_index(index);
-            let (theirs, ours) = (base.locs[index], ours.locs[index]);
-            let same = match loc {
-                Loc::Flags => self.world.equal_flags(facts, theirs, ours),
-                _ => self.world.equal(facts, theirs, ours),
-            };
-            if !same {
-                let terms = &self.world.terms;
-                let (theirs, ours) = (terms.words(theirs, 4), terms.words(ours, 4));
-                return Err(format!("{loc}: base {theirs}, version {ours}"));
-            }
-        }
-        if base.in_place != ours.in_place {
-            return Err("the state that is not SSA".to_string());
-        }
-        self.world.same_memory(facts, base.memory, ours.memory)
+        let wanted = self.rebuilt(&way.frame, &way.facts, anchor)?;
+        let Way { facts, spec, .. } = way;
+        self.world.passes((&mut self.reference, spec), facts, &wanted, least)
     }
 }
-
-/// How often `base` may come to a pc in another state than the one that is looked for (guess; an inner loop
-/// of a recorded path passes its head many times).
-const ARRIVALS: u32 = 64;

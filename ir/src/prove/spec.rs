@@ -75,8 +75,8 @@ const MOST_STEPS: u32 = 30_000;
 impl Spec {
     /// At the entry, in this state.
     pub fn new(reference: &Reference<'_>, start: &Position) -> Result<Spec, Stuck> {
-        let Position { pc, locs, memory, in_place, loads } = *start;
-        let mut frame = Frame { values: Vec::new(), locs, memory, in_place, loads };
+        let Position { pc, locs, .. } = *start;
+        let mut frame = Frame::new(start);
         let place = match reference {
             Reference::Program { .. } => Place::Start(pc),
             Reference::Trace(version) => {
@@ -100,9 +100,9 @@ impl Spec {
         start: &Position,
     ) -> Result<Spec, Stuck> {
         let Reference::Trace(version) = reference else { return Spec::new(reference, start) };
-        let Position { locs, memory, in_place, loads, .. } = *start;
+        let locs = start.locs;
         let values = self.frame.values.clone();
-        let mut frame = Frame { values, locs: self.frame.locs, memory, in_place, loads };
+        let mut frame = Frame { values, locs: self.frame.locs, ..Frame::new(start) };
         let Place::At(_, block, at) = self.place else { return Err("not at a head".to_string()) };
         let body = &version.blocks[block];
         let anchor = body.insts.get(at).and_then(|inst| inst.anchor);
@@ -121,6 +121,42 @@ impl Spec {
         }
         let place = Place::At(version.clone(), block, at);
         Ok(Spec { place, frame, passed: vec![start.clone()], steps: 0 })
+    }
+
+    /// The execution of a trace at its safe point, in an arbitrary iteration: with these values, and with what
+    /// precedes the safe point in its block executed again.
+    pub fn resumed(
+        &self,
+        world: &mut World<'_>,
+        facts: &mut Facts,
+        values: Vec<Option<Term>>,
+        start: &Position,
+    ) -> Result<Spec, Stuck> {
+        let Place::At(version, block, at) = &self.place else { return Err("not at a head".into()) };
+        let mut frame = Frame { values, locs: self.frame.locs, ..Frame::new(start) };
+        let insts = &version.blocks[*block].insts;
+        for inst in &insts[..*at] {
+            world.step(&mut frame, facts, version, inst, Side::Shown)?;
+        }
+        let anchor = insts.get(*at).and_then(|inst| inst.anchor).ok_or("not at a safe point")?;
+        let position = world.rebuilt(&frame, facts, version, anchor, Side::Shown)?;
+        Ok(Spec { place: self.place.clone(), frame, passed: vec![position], steps: 0 })
+    }
+
+    /// The values that a trace has computed, but for those that precede its safe point in its block.
+    pub fn values(&self) -> Vec<Option<Term>> {
+        let mut values = self.frame.values.clone();
+        if let Place::At(version, block, at) = &self.place {
+            for def in version.blocks[*block].insts[..*at].iter().flat_map(|inst| &inst.defs) {
+                values[def.index()] = None;
+            }
+        }
+        values
+    }
+
+    /// The frame of the execution.
+    pub fn frame(&self) -> &Frame {
+        &self.frame
     }
 
     /// Takes the version's terms for those of the current state, which have been shown to be equal.

@@ -45,6 +45,9 @@ pub enum Symbol {
     Head(Value),
     /// The same of the trace that a version is compared with.
     Right(Value),
+    /// A register or a word of machine code's context, by its place among them, at this loop's head in an
+    /// arbitrary iteration.
+    Host(u32, u32),
     /// The base of a segment.
     Base(Segment),
 }
@@ -361,6 +364,7 @@ impl Terms {
             Node::Symbol(Symbol::Entry(loc)) => loc.to_string(),
             Node::Symbol(Symbol::Head(value)) => value.to_string(),
             Node::Symbol(Symbol::Right(value)) => format!("right {value}"),
+            Node::Symbol(Symbol::Host(place, _)) => format!("host {place}"),
             Node::Symbol(Symbol::Base(segment)) => format!("{segment:?}"),
             _ if depth == 0 => "…".to_string(),
             Node::Pure(op, ty, args) => format!("({op}.{ty} {})", list(&mut args.iter().copied())),

@@ -9,7 +9,7 @@ use crate::opt::{OptOptions, optimise_with, pass};
 use crate::random::cases::{Case, agrees, case, passes};
 use crate::random::program::Program;
 use crate::random::{Rng, generate};
-use crate::semantics;
+use crate::semantics::{self, ARITH_FLAGS};
 use crate::side_conditions::SideCondition;
 use crate::side_conditions::tests::without;
 use crate::types::{Gpr, Loc, Operand, Ty};
@@ -379,6 +379,60 @@ fn odd_control_flow_is_refused_in_time() {
     let outcome = prove(claim, &mut Nobody, Limits::default());
     let why = "a loop has more than one entry".to_string();
     assert_eq!(outcome.verdict, Verdict::Unknown { why });
+}
+
+/// Flags that are packed as `lahf; seto al` does, and put together again, are the flags; with another mask or shift,
+/// or with the overflow of others, they are not taken for them.
+#[test]
+fn flags_that_were_taken_apart_are_recognised() {
+    let (mut right, mut other) = (0, 0);
+    for seed in 0..2000 {
+        let (mut terms, mut rng) = (Terms::default(), Rng::new(seed));
+        let [one, two] = [0, 1].map(|i| terms.symbol(Symbol::Entry(Loc::from_ssa_index(i)), 64));
+        let entry = terms.symbol(Symbol::Entry(Loc::Flags), 64);
+        let sum = terms.pure(Op::Flags(FlagOp::Add), Ty::I32, &[one, two]);
+        let [flags, of_overflow] = match rng.below(3) {
+            0 => [entry, entry],
+            1 => [sum, sum],
+            _ => [entry, sum],
+        };
+        // One of these is wrong in some of the cases.
+        let wrong = |rng: &mut Rng, number: u64, others: &[u64]| match rng.below(6) {
+            0 => rng.pick(others),
+            _ => number,
+        };
+        let low = ARITH_FLAGS & 0xff;
+        let lahf = wrong(&mut rng, low, &[low & !1, 0xff, low ^ 0x80]);
+        let (down, kept) =
+            (wrong(&mut rng, 8, &[7, 9, 0]), wrong(&mut rng, low, &[low | 2, low & !4]));
+        let up = wrong(&mut rng, 11, &[10, 12, 43]);
+        let number = |terms: &mut Terms, n: u64| terms.number(n, 64);
+        let bits = terms.pure(Op::FlagBits, Ty::I64, &[flags]);
+        let mask = number(&mut terms, lahf);
+        let bits = terms.pure(Op::And, Ty::I64, &[bits, mask]);
+        let byte = terms.slice(bits, 0, 8);
+        let word = terms.pure(Op::Insert8High, Ty::I64, &[one, byte]);
+        let overflow = terms.pure(Op::Cond(Cond::O), Ty::I64, &[of_overflow]);
+        let overflow = terms.pure(Op::Zext(Ty::I1), Ty::I8, &[overflow]);
+        let packed = terms.pure(Op::Insert8Low, Ty::I64, &[word, overflow]);
+        let (down, up) = (terms.number(down, 8), terms.number(up, 8));
+        let high = terms.pure(Op::Shr, Ty::I64, &[packed, down]);
+        let mask = number(&mut terms, kept);
+        let high = terms.pure(Op::And, Ty::I64, &[high, mask]);
+        let mask = number(&mut terms, 1);
+        let bit = terms.pure(Op::And, Ty::I64, &[packed, mask]);
+        let bit = terms.pure(Op::Shl, Ty::I64, &[bit, up]);
+        let image = terms.pure(Op::Or, Ty::I64, &[high, bit]);
+        let raw = terms.raw(Op::Flags(FlagOp::FromBits), Ty::I64, &[image]);
+        match terms.image_of(image) {
+            Some(found) => {
+                assert!(!terms.differ(found, raw), "seed {seed}: {}", terms.words(image, 9));
+                right += 1;
+            }
+            None => other += 1,
+        }
+    }
+    assert!(right > 400 && other > 400, "{right} {other}");
 }
 
 /// The solver shows for all values what `normal_forms_keep_the_value` shows for some.

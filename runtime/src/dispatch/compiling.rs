@@ -74,7 +74,7 @@ impl Compilation {
         let Compilation { mut plan, path, draft, side } = self;
         let code = plan.optimise(draft, &path, config, code, read).and_then(|version| {
             let code = during(Phase::Emit, || plan.code(&version, allocator, config))?;
-            plan.verify_code(&version, &code, &path, read);
+            plan.verify_code(&version, &code, &path, config, read);
             Ok((version, code))
         });
         Compiled { plan, path, code, side }

@@ -7,7 +7,8 @@
 //! `dynasour ir` shows it again.
 //!
 //! `--prove-traces` tries to prove instead that the version is right, from every state
-//! ([`dynasour_ir::prove`]). A trace that is refuted is reported and not used.
+//! ([`dynasour_ir::prove`]), and that the machine code does what the version does. A trace that is refuted is
+//! reported and not used.
 //!
 //! Data: none; a [`Certificate`] says what was compared. Invariant: guest memory is read and never
 //! written. The thread that compiles calls this, and holds no lock.
@@ -86,6 +87,17 @@ pub fn stub_or_end(exit: ExitId, compared: Result<(), Box<Disagreement>>) {
     }
 }
 
+/// Tries to prove that machine code does what its version does.
+pub fn prove_code(version: &Version, (code, request): (&CompiledCode, &Request)) -> Proof {
+    let mut solver = solver();
+    let mut lifted = LiftedCode::new(code, version, request);
+    Proof::new(&prove::prove_code(version, &mut lifted, &mut *solver, prove::Limits::default()))
+}
+
+fn solver() -> Box<dyn prove::Solver> {
+    prove::solver().unwrap_or_else(|| Box::new(prove::Nobody))
+}
+
 impl Recording<'_> {
     fn subject<'s>(&'s self, code: &'s mut Recorded, optimised: &'s Version) -> Subject<'s> {
         let length = |steps: &[Step]| steps.iter().map(|step| u64::from(step.block.count)).sum();
@@ -155,7 +167,7 @@ impl Recording<'_> {
     /// # Errors
     /// It does not: this has been reported.
     pub fn prove(&self, optimised: &Version) -> Result<Proof, ()> {
-        let mut solver = prove::solver().unwrap_or_else(|| Box::new(prove::Nobody));
+        let mut solver = solver();
         let word = |(address, bytes): &(u64, u32)| {
             Some((*address, *bytes, (self.read)(*address, *bytes)?))
         };

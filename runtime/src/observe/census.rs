@@ -119,8 +119,8 @@ pub struct Fragment {
     /// What was compared with the recorded code, with `--verify-traces`: of the version, and of its machine
     /// code.
     pub certificates: [Option<Certificate>; 2],
-    /// Is it proven to do what was recorded, with `--prove-traces`?
-    pub proof: Option<Proof>,
+    /// Is it proven to do what was recorded, with `--prove-traces`, and does its code do what it does?
+    pub proofs: [Option<Proof>; 2],
     /// Number of times that it was entered.
     pub entered: u64,
     /// If it is a loop: number of times that the loop's head was reached, from the entry and by the

@@ -46,7 +46,7 @@ pub struct Made<'a> {
     /// What was compared, with `--verify-traces`: of the version, and of its code.
     pub certificates: [Option<Certificate>; 2],
     /// What `--prove-traces` has shown.
-    pub proof: Option<Proof>,
+    pub proofs: [Option<Proof>; 2],
     pub alias_guards: bool,
 }
 
@@ -117,7 +117,7 @@ impl Ledger {
         });
         entry.fragment.compile_ns = made.times;
         entry.fragment.certificates = made.certificates;
-        entry.fragment.proof = made.proof;
+        entry.fragment.proofs = made.proofs;
         let expressions = Expressions::new(made.version);
         let mut guards = Vec::new();
         for (n, site) in
@@ -190,7 +190,7 @@ impl Ledger {
                 moves: fragment.hot_moves,
                 compile_ns: CompileTimes::default(),
                 certificates: [None; 2],
-                proof: None,
+                proofs: [None, None],
                 entered: 0,
                 iterations: None,
                 guards: Vec::new(),

@@ -107,6 +107,8 @@ pub struct Stats {
     pub verified_code: Verified,
     /// What `--prove-traces` has proven.
     pub proofs: Proofs,
+    /// The same of machine code.
+    pub code_proofs: Proofs,
     /// Recorded paths that the helper thread compiled, whatever became of them.
     pub helped: u64,
     /// Nanoseconds that it spent on that.
@@ -311,14 +313,19 @@ impl Stats {
             }
             row("  time (ms)", format!("{:.1}", verified.nanoseconds as f64 / 1e6));
         }
-        let Proofs { proven, refuted, unknown, states, questions, nanoseconds } = self.proofs;
-        if proven + refuted + unknown > 0 {
-            row("traces proven", proven.to_string());
-            row("  refuted, not used", refuted.to_string());
+        for (what, proofs) in [("traces", &self.proofs), ("machine code", &self.code_proofs)] {
+            let Proofs { proven, refuted, unknown, states, questions, nanoseconds } = proofs;
+            if proven + refuted + unknown == 0 {
+                continue;
+            }
+            row(&format!("{what} proven"), proven.to_string());
+            if what == "traces" {
+                row("  refuted, not used", refuted.to_string());
+            }
             row("  unknown", unknown.to_string());
             row("  states shown", states.to_string());
             row("  questions to the solver", questions.to_string());
-            row("  time (ms)", format!("{:.1}", nanoseconds as f64 / 1e6));
+            row("  time (ms)", format!("{:.1}", *nanoseconds as f64 / 1e6));
         }
         row("paths for the helper thread", self.helped.to_string());
         row("  its time (ms)", format!("{:.1}", self.helper_nanoseconds as f64 / 1e6));

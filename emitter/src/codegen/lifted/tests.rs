@@ -8,9 +8,10 @@ use crate::codegen::{self, Allocator};
 use crate::emitter::{Config, Emitter, EntryState, StubTarget};
 use crate::fragment::ExitId;
 use crate::record::{Location, Node, Record};
-use dynasour_ir::eval::{Machine, ModelMachine};
+use dynasour_ir::eval::{Leave, Machine, ModelMachine, NoHooks, run};
 use dynasour_ir::opt::{OptOptions, optimise_with};
 use dynasour_ir::predict::{NativeResults, Registers};
+use dynasour_ir::prove::{self, Verdict};
 use dynasour_ir::random::cases::{Case, case, passes};
 use dynasour_ir::random::program::Program;
 use dynasour_ir::random::{Rng, generate};
@@ -129,6 +130,64 @@ fn code_of_side_traces_does_what_was_recorded() {
         }
     });
     assert!(traces > 100 && states > 10 * traces, "{traces} {states}");
+}
+
+/// Tries to prove that code does what its version does.
+fn proof(version: &Version, (code, request): (&CompiledCode, &Request)) -> Verdict {
+    let mut solver = prove::solver().unwrap_or_else(|| Box::new(prove::Nobody));
+    let mut lifted = LiftedCode::new(code, version, request);
+    prove::prove_code(version, &mut lifted, &mut *solver, prove::Limits::default()).verdict
+}
+
+/// Random traces are full of operations whose flags nothing defines; those of real programs are proven more often.
+#[test]
+fn code_is_proven() {
+    let (mut traces, mut proven) = (0, 0);
+    each(0..200, |seed, _, _, version, (code, request)| {
+        traces += 1;
+        match proof(version, (&code, &request)) {
+            Verdict::Proven => proven += 1,
+            verdict => println!("seed {seed}: {verdict:?}"),
+        }
+    });
+    println!("{proven} of {traces} proven");
+    let least = if prove::solver().is_some() { 50 } else { 30 };
+    assert!(traces > 300 && 100 * proven > least * traces, "{proven} of {traces}");
+}
+
+/// What a record says as a version is what it says when it is applied.
+#[test]
+fn passages_say_what_records_do() {
+    let mut rng = Rng::new(1);
+    let mut records = 0;
+    each(0..100, |seed, _, _, _, (code, _)| {
+        for record in &code.records {
+            let mut context = ThreadContext::new();
+            context.raw = std::array::from_fn(|_| rng.interesting());
+            context.raw_flags = rng.interesting() & ARITH_FLAGS;
+            context.scratch.iter_mut().take(64).for_each(|slot| *slot = rng.interesting());
+            let mut state = State { gpr: context.raw, flags: context.raw_flags };
+            let mut machine = ModelMachine::boundless(seed);
+            let mut right = machine.clone();
+            for (i, slot) in context.scratch.iter().enumerate().take(64) {
+                machine.store(passages::slot(i as u16), 8, *slot).expect("memory");
+            }
+            let wanted = left_by(record, &mut context);
+            let passage = passages::of_record(record, 0, false);
+            let left = run(&passage, &mut state, &mut machine, &mut NoHooks, &mut 10_000);
+            let Ok(Leave::Anchor { pc, .. }) = left else { panic!("seed {seed}: {left:?}") };
+            assert_eq!(pc, wanted.pc);
+            assert_eq!((state.gpr, state.flags), (wanted.state.gpr, wanted.state.flags));
+            for &(address, size, value) in &wanted.stores {
+                right.store(address, size, value).expect("memory");
+            }
+            for &(address, size, _) in &wanted.stores {
+                assert_eq!(machine.load(address, size), right.load(address, size));
+            }
+            records += 1;
+        }
+    });
+    assert!(records > 500, "{records}");
 }
 
 /// A fault in code: what it is, and whether there was a place for it.
@@ -405,19 +464,24 @@ const FAULTS: [Fault; 22] = [
 ];
 
 /// Most faults of each kind are found. The others change nothing that can be seen: bits of padding,
-/// exits that cannot be taken, registers that hold the same.
+/// exits that cannot be taken, registers that hold the same. None that is found is proven.
 #[test]
 fn broken_code_is_found() {
     for (name, fault) in FAULTS {
-        let (mut made, mut found) = (0, 0);
+        let (mut made, mut found, mut harmless) = (0, 0, 0);
         each(0..100, |seed, program, case, version, (mut code, request)| {
             if fault(&mut code, &mut Rng::new(seed)) {
                 made += 1;
                 let compared = agrees(program, case, version, (&code, &request));
                 found += u64::from(compared.is_err());
+                let verdict = proof(version, (&code, &request));
+                harmless += u64::from(verdict == Verdict::Proven);
+                if let (Err(wrong), Verdict::Proven) = (compared, verdict) {
+                    panic!("{name}, seed {seed}: proven, but {wrong}");
+                }
             }
         });
-        println!("{name}: {found} of {made}");
+        println!("{name}: {found} of {made}; {harmless} are proven to change nothing");
         assert!(made >= 3 && 4 * found >= made, "{name}: {found} of {made}");
     }
 }

@@ -61,8 +61,8 @@ pub struct Plan {
     built: Option<String>,
     /// What was compared, with `--verify-traces`: of the version, and of its code.
     certificates: [Option<Certificate>; 2],
-    /// What was proven, with `--prove-traces`.
-    proof: Option<Proof>,
+    /// What was proven, with `--prove-traces`: of the version, and of its code.
+    proofs: [Option<Proof>; 2],
     /// What the code is to be compared with.
     original: Option<Original>,
 }
@@ -167,7 +167,7 @@ impl Fragments {
             assumptions: Vec::new(),
             built: None,
             certificates: [None; 2],
-            proof: None,
+            proofs: [None, None],
             original: None,
         })
     }
@@ -209,7 +209,7 @@ impl Fragments {
                 times: plan.times,
                 built: plan.built,
                 certificates: plan.certificates,
-                proof: plan.proof.clone(),
+                proofs: plan.proofs.clone(),
                 alias_guards,
             },
         );
@@ -258,7 +258,9 @@ impl Fragments {
         let [version, code] = plan.certificates;
         version.iter().for_each(|certificate| self.stats.verified.add(certificate));
         code.iter().for_each(|certificate| self.stats.verified_code.add(certificate));
-        plan.proof.iter().for_each(|proof| self.stats.proofs.add(proof));
+        let [version, code] = &plan.proofs;
+        version.iter().for_each(|proof| self.stats.proofs.add(proof));
+        code.iter().for_each(|proof| self.stats.code_proofs.add(proof));
         self.links_changed();
         Ok(())
     }
@@ -361,22 +363,26 @@ impl Plan {
             }
             if config.prove_traces {
                 let proof = recording.prove(&version);
-                self.proof = Some(proof.map_err(|()| Failure::Refused(AbortReason::Refuted))?);
+                self.proofs[0] = Some(proof.map_err(|()| Failure::Refused(AbortReason::Refuted))?);
             }
             self.original = config.verify_traces.then_some(original);
         }
         Ok(version)
     }
 
-    /// Compares the code that [`Plan::code`] has made with the recorded path, with `--verify-traces`. Does not
-    /// return if they disagree.
+    /// Compares the code that [`Plan::code`] has made with the recorded path, with `--verify-traces`, and tries to
+    /// prove that it does what the version does, with `--prove-traces`. Does not return if they disagree.
     pub fn verify_code(
         &mut self,
         version: &Version,
         code: &CompiledCode,
         path: &Path,
+        config: &RunConfig,
         read: fn(u64, u32) -> Option<u64>,
     ) {
+        if config.prove_traces {
+            self.proofs[1] = Some(validation::prove_code(version, (code, &self.request)));
+        }
         let Some(original) = self.original.take() else { return };
         let compared = original.recording(path, read).certify_code(version, (code, &self.request));
         self.certificates[1] = Some(validation::or_end(compared));
