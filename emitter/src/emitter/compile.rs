@@ -22,7 +22,7 @@ use crate::record::Record;
 use crate::transfers::indirect::{TargetSource, Via};
 use dynasour_ir::Version;
 use dynasour_ir::predict::{NativeResults, Registers};
-use dynasour_ir::validate::{Disagreement, Limits, Subject, validate_code};
+use dynasour_ir::validate::{Disagreement, Limits, Start, Subject, validate_code};
 use std::collections::BTreeMap;
 
 /// Where a resolved stub leads.
@@ -103,6 +103,7 @@ impl StubRequest {
             read: &|address, _| Some(address.swap_bytes()),
             constants: &[],
             length: 0,
+            start: &Start::default(),
         };
         validate_code(subject, &mut code, Limits { cases: STATES, ..Limits::default() }).map(drop)
     }

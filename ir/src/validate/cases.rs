@@ -22,7 +22,7 @@ use crate::op::Op;
 use crate::random::Rng;
 use crate::reach::Point;
 use crate::semantics::ARITH_FLAGS;
-use crate::types::{AnchorId, Loc, Ty};
+use crate::types::{AnchorId, Loc, Operand, Ty};
 use crate::version::{Effects, Inst, Mem, Version};
 use rustc_hash::FxHashSet;
 
@@ -101,6 +101,21 @@ impl Proposer<'_, '_> {
         if !self.seen.insert(point) {
             return;
         }
+        if self.mended.is_none() {
+            self.propose((address, size), (base, rest), values);
+        }
+        if self.accesses.len() < MOST_ACCESSES {
+            self.accesses.push((address, size));
+        }
+    }
+
+    /// Proposes other pages and other addresses for an access at `base + rest`.
+    fn propose(
+        &mut self,
+        (address, size): (u64, u32),
+        (base, rest): (Operand, u64),
+        values: &[u64],
+    ) {
         if self.pages.insert(address >> 12) {
             self.proposals.faults.extend([Change::Unwritable(address), Change::Faulting(address)]);
         }
@@ -113,9 +128,6 @@ impl Proposer<'_, '_> {
             let change = self.sources.set(base, Ty::I64, wanted.wrapping_sub(rest), values);
             self.proposals.overlaps.extend(change.filter(|_| wanted != address));
         }
-        if self.accesses.len() < MOST_ACCESSES {
-            self.accesses.push((address, size));
-        }
     }
 }
 
@@ -125,7 +137,7 @@ impl<'m> Hooks<Shadow<'m>> for Proposer<'_, '_> {
             return;
         }
         match (inst.op, &inst.mem) {
-            (Op::Assume, _) if self.seen.insert(point) => {
+            (Op::Assume, _) if self.mended.is_none() && self.seen.insert(point) => {
                 self.proposals.flips.extend(self.sources.flip(inst.args[0], values))
             }
             (_, Some(mem)) => {
@@ -205,6 +217,7 @@ pub(super) fn on_path(validation: &mut Validation<'_>, mut case: Case) -> (Case,
 }
 
 /// Cases to come.
+#[derive(Clone)]
 pub(super) struct Cases {
     /// The changes of each kind, the next one last.
     kinds: [Vec<Change>; 3],

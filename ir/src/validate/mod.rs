@@ -53,6 +53,7 @@ use cases::Cases;
 pub use lowered::{Entered, HostNative, Left, Lowered, Tables, validate_code};
 use machine::{Shadow, digest};
 use rustc_hash::FxHashSet;
+use std::cell::OnceCell;
 use std::fmt;
 
 /// What is validated.
@@ -73,6 +74,21 @@ pub struct Subject<'a> {
     pub constants: &'a [(u64, u32)],
     /// Guest instructions of the longest iteration, or of the whole path.
     pub length: u64,
+    /// Where the cases begin, once that has been found.
+    pub start: &'a Start,
+}
+
+/// The first case of a subject, and those that its runs propose. The comparisons of a version and of its code
+/// share them.
+#[derive(Default)]
+pub struct Start(OnceCell<Found>);
+
+/// What a [`Start`] holds.
+struct Found {
+    first: Case,
+    /// Does it execute the whole path?
+    whole: bool,
+    cases: Cases,
 }
 
 /// When a validation ends.
@@ -87,7 +103,7 @@ pub struct Limits {
 impl Default for Limits {
     /// About 2 ms.
     fn default() -> Limits {
-        Limits { cases: 300, steps: 60_000 }
+        Limits { cases: 250, steps: 50_000 }
     }
 }
 
@@ -247,19 +263,24 @@ fn walk<'a>(
     mut compare: impl FnMut(&mut Validation<'a>, &Case) -> Result<(), Box<Disagreement>>,
 ) -> Result<Report, Box<Disagreement>> {
     let built = validation.subject.built;
-    let first =
-        Case::new(&validation.subject.entry, validation.subject.results, built, &validation.memory);
     let mut rng = Rng::new(built.region);
-    let (first, whole) = cases::on_path(&mut validation, first);
-    validation.report = Report { whole, ..Report::default() };
-    compare(&mut validation, &first)?;
-    let mut cases = Cases::new(&mut validation, &first, &mut rng);
+    let start = validation.subject.start;
+    let Found { first, whole, cases } = start.0.get_or_init(|| {
+        let Subject { entry, results, .. } = &validation.subject;
+        let first = Case::new(entry, results, built, &validation.memory);
+        let (first, whole) = cases::on_path(&mut validation, first);
+        let cases = Cases::new(&mut validation, &first, &mut rng);
+        Found { first, whole, cases }
+    });
+    let mut cases = cases.clone();
+    validation.report = Report { whole: *whole, ..Report::default() };
+    compare(&mut validation, first)?;
     let goes_on = |report: &Report| {
         let steps = limits.steps;
         report.cases < limits.cases && (report.steps < steps || report.cases < LEAST_CASES)
     };
     while goes_on(&validation.report) {
-        let case = cases.next(&validation, &first, &mut rng);
+        let case = cases.next(&validation, first, &mut rng);
         compare(&mut validation, &case)?;
     }
     let optimised = validation.subject.optimised;

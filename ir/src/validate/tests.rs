@@ -32,6 +32,7 @@ fn with_subject<R>(
         read: &read,
         constants: &[],
         length: LENGTH,
+        start: &Start::default(),
     })
 }
 

@@ -30,7 +30,7 @@ use dynasour_ir::eval::check::Code;
 use dynasour_ir::opt::OptOptions;
 use dynasour_ir::predict::NativeResults;
 use dynasour_ir::prove::{self, Claim, Right, Verdict};
-use dynasour_ir::validate::{Disagreement, Limits, Subject, blame, validate, validate_code};
+use dynasour_ir::validate::{Disagreement, Limits, Start, Subject, blame, validate, validate_code};
 use dynasour_ir::{Region, Version};
 use dynasour_tracer::{Path, Step};
 use rustc_hash::FxHashMap;
@@ -66,6 +66,8 @@ pub struct Recording<'a> {
     /// Address and size of what the passes took for constant memory.
     pub constants: &'a [(u64, u32)],
     pub read: fn(u64, u32) -> Option<u64>,
+    /// Where the cases of its comparisons begin.
+    pub start: &'a Start,
 }
 
 /// The result of a comparison, unless it is a complaint: then the process ends.
@@ -111,6 +113,7 @@ impl Recording<'_> {
             read: &self.read,
             constants: self.constants,
             length: u64::max(length(&self.path.steps), others),
+            start: self.start,
         }
     }
 
@@ -267,7 +270,8 @@ mod tests {
     fn recording<'a>(path: &'a Path, built: &'a Version) -> Recording<'a> {
         static RESULTS: LazyLock<NativeResults> = LazyLock::new(NativeResults::default);
         let read = |address, _| Some(address ^ 0x55);
-        Recording { path, built, results: &RESULTS, constants: &[], read }
+        let start = Box::leak(Box::default());
+        Recording { path, built, results: &RESULTS, constants: &[], read, start }
     }
 
     #[test]

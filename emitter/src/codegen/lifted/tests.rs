@@ -15,7 +15,7 @@ use dynasour_ir::prove::{self, Verdict};
 use dynasour_ir::random::cases::{Case, case, passes};
 use dynasour_ir::random::program::Program;
 use dynasour_ir::random::{Rng, generate};
-use dynasour_ir::validate::{Disagreement, Limits, Report, Subject, validate_code};
+use dynasour_ir::validate::{Disagreement, Limits, Report, Start, Subject, validate_code};
 use dynasour_ir::{Native, Op};
 use iced_x86::{ConstantOffsets, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind};
 use std::cell::RefCell;
@@ -42,6 +42,7 @@ fn agrees(
         read: &read,
         constants: &[],
         length: LENGTH,
+        start: &Start::default(),
     };
     let mut lifted = LiftedCode::new(code, version, request);
     validate_code(subject, &mut lifted, Limits::default())

@@ -30,6 +30,7 @@ use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
 use dynasour_emitter::{EmitError, EntryState, ExitId};
 use dynasour_ir::opt::{self, OptOptions, Shape};
 use dynasour_ir::predict::NativeResults;
+use dynasour_ir::validate::Start;
 use dynasour_ir::{Context, Fact, Term, Version};
 use dynasour_tracer::{AbortReason, Assumption, Built, Path, SpeculationPolicy, TraceShape, build};
 use std::cell::RefCell;
@@ -72,6 +73,7 @@ struct Original {
     built: Version,
     constants: Vec<(u64, u32)>,
     results: NativeResults,
+    start: Start,
 }
 
 impl Original {
@@ -80,8 +82,8 @@ impl Original {
         path: &'a Path,
         read: fn(u64, u32) -> Option<u64>,
     ) -> validation::Recording<'a> {
-        let Original { built, constants, results } = self;
-        validation::Recording { path, built, results, constants, read }
+        let Original { built, constants, results, start } = self;
+        validation::Recording { path, built, results, constants, read, start }
     }
 }
 
@@ -355,7 +357,8 @@ impl Plan {
         if let Some(built) = built {
             let passes: Vec<&str> = ran.passes.iter().map(|pass| pass.name).collect();
             let constants = constants.borrow().clone();
-            let original = Original { built, constants, results: options.native_results.clone() };
+            let (results, start) = (options.native_results.clone(), Start::default());
+            let original = Original { built, constants, results, start };
             let recording = original.recording(path, read);
             if config.verify_traces {
                 let compared = recording.certify(&version, &passes, &options);
