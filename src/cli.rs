@@ -295,8 +295,8 @@ pub struct RunArgs {
     /// 70 and a report
     #[arg(long)]
     verify_traces: bool,
-    /// Prove that each trace does what was recorded, from every state, before it is used (up to two
-    /// seconds for each trace). A trace that is refuted is reported and not used. Needs a build with
+    /// Prove that each trace does what was recorded, from every state, and that its machine code does
+    /// the same, before it is used (up to two seconds for each of the two). A trace that is refuted is reported and not used. Needs a build with
     /// `--features prove`
     #[arg(long)]
     prove_traces: bool,

@@ -10,7 +10,7 @@
 use super::facts::Facts;
 use super::frame::{Stuck, World};
 use super::term::{App, AppNode, Memory, MemoryNode, Node, Term, Terms};
-use crate::op::{ArgTy, Op};
+use crate::op::{ArgTy, Cond, FlagOp, Op};
 use crate::types::Ty;
 
 impl World<'_> {
@@ -60,6 +60,12 @@ impl World<'_> {
         {
             let mut same = |pairs: &[(Term, Term)]| {
                 pairs.iter().zip(a.args()).all(|((x, y), arg)| match arg {
+                    // Of the flags before these keep CF.
+                    ArgTy::Is(Ty::Flags) if matches!(a, FlagOp::Inc | FlagOp::Dec) => {
+                        let [x, y] = [*x, *y]
+                            .map(|flags| self.terms.pure(Op::Cond(Cond::B), Ty::I64, &[flags]));
+                        self.equal(facts, x, y)
+                    }
                     ArgTy::Is(Ty::Flags) => {
                         let goal = self.terms.equal_flags(*x, *y);
                         self.questions.follows(&mut self.terms, facts, goal)
