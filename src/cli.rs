@@ -139,16 +139,31 @@ Exit status: the program's own. 127: the program does not exist. 126: it cannot 
 70: --verify-traces has found a wrong trace. 2: usage error. If signal N kills the program, dynasour dies of the same signal (a shell reports \
 128+N).")]
     Run(RunArgs),
-    /// Measure suites of workloads: native, tiers and other launchers side by side
-    #[command(after_help = "\
+    /// Measure programs, or suites of workloads: native, tiers and other launchers side by side
+    #[command(
+        override_usage = "dynasour bench [OPTIONS] -- PROG [ARGS]...\n       \
+                          dynasour bench [OPTIONS] --list FILE\n       \
+                          dynasour bench [OPTIONS] SUITE...\n       \
+                          dynasour bench [OPTIONS] --merge FILE...",
+        after_help = "\
 Examples:
+  dynasour bench -- ./a.out 1000                     natively and under each tier
+  dynasour bench --runs 20 --warmup 3 --input data --export-md result.md -- sort -n
+  dynasour bench --tiers full --run-options '--threshold 50' -- ./a.out 1000
+  dynasour bench --list commands.txt --shard 3/8 --export-jsonl 3.jsonl
+  dynasour bench --merge *.jsonl --export-csv all.csv
   dynasour bench benches/suites/kernels.toml --only O2
-  dynasour bench benches/suites/*.toml --runs 3 --save before.json
+  dynasour bench benches/suites/*.toml --runs 3 --export-json before.json
   dynasour bench benches/suites/*.toml --runs 3 --compare before.json
   dynasour bench benches/suites/programs.toml --peer valgrind='valgrind --tool=none -q {}'
 
-A row says DIFFERS if its output or exit status differs from native; the exit status of bench is \
-then 1. Exit status 2: nothing was measured.")]
+Output and standard error of the programs are hidden; standard output and the exit status must be those of native \
+runs. Ratios are medians over rounds, each to the native run of its round; their 95 % intervals need 6 rounds. \
+Times contain start-up, which is shown; it should be a small part.
+
+A row says DIFFERS if its output or exit status differs from native, VARIES if the native runs differ from each \
+other; the exit status of bench is then 1, as with --merge if rows are missing. Exit status 2: nothing was measured."
+    )]
     Bench(BenchArgs),
     /// Show the hottest regions of a run: guest code, traces, guards and what became of them
     #[command(after_help = "\

@@ -93,8 +93,10 @@ impl Suite {
     /// # Errors
     /// The file cannot be read, or an entry is wrong; the message names its line and the reason.
     pub fn read(path: &Path) -> Result<Suite> {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read suite {}", path.display()))?;
+        let text = std::fs::read_to_string(path).with_context(|| {
+            let hint = "(to measure a program: dynasour bench -- PROG ARGS)";
+            format!("cannot read suite {} {hint}", path.display())
+        })?;
         let directory = path.parent().unwrap_or(Path::new("")).to_path_buf();
         Suite::parse(&text, directory).with_context(|| format!("suite {}", path.display()))
     }

@@ -5,8 +5,8 @@
 //! its counts, and says in `trouble` what went wrong. The tests have an example of each form. No
 //! lock.
 
-use crate::bench::report::aligned;
 use crate::bench::summary::Ratio;
+use crate::bench::table::aligned;
 use crate::guards::Session;
 use crate::guards::counts::Counts;
 use serde::{Deserialize, Serialize};
@@ -170,7 +170,7 @@ impl Report {
             format!("{:.1}", row.code_bytes as f64 / 1024.0),
             shown(row.compile_ms, 1),
             shown(row.seconds.map(|r| r.median), 3),
-            row.seconds.map_or(String::new(), |r| format!("{:.3}-{:.3}", r.low, r.high)),
+            row.seconds.map_or(String::new(), |r| r.interval(3)),
             shown(row.to_native.map(|r| r.median), 2),
             shown(row.to_default.map(|r| r.median), 3),
         ]);
@@ -194,7 +194,7 @@ impl Report {
             let c = &row.counts;
             let number = |value: Option<f64>| value.map_or(String::new(), |v| format!("{v:.6}"));
             let ratio = |r: Option<Ratio>| {
-                [r.map(|r| r.median), r.map(|r| r.low), r.map(|r| r.high)].map(number)
+                [r.map(|r| r.median), r.and_then(|r| r.low), r.and_then(|r| r.high)].map(number)
             };
             let mut cells = vec![
                 field(&self.command.join(" ")),
@@ -273,7 +273,9 @@ mod tests {
     }
 
     fn report() -> Report {
-        let ratio = |median: f64| Some(Ratio { median, low: median - 0.01, high: median + 0.01 });
+        let ratio = |median: f64| {
+            Some(Ratio { median, low: Some(median - 0.01), high: Some(median + 0.01) })
+        };
         let kind = KindCounts { guards: 10, executed: 20_000, failed: 3 };
         let counts = Counts {
             traces: 4,

@@ -19,8 +19,8 @@
 //! ```
 
 use crate::bench::measure::Sample;
-use crate::bench::report::aligned;
 use crate::bench::summary::{Ratio, median};
+use crate::bench::table::aligned;
 use crate::guards::compare::NEVER;
 use crate::guards::fit::{Estimate, Line, cycles_per_nanosecond};
 use crate::guards::report::{field, short};
@@ -224,11 +224,7 @@ impl Curve {
             ]);
             for (ratio, digits) in [(point.seconds, 3), (point.slowdown, 2)] {
                 line.push(ratio.map_or("-".to_string(), |r| format!("{:.digits$}", r.median)));
-                line.push(
-                    ratio.map_or(String::new(), |r| {
-                        format!("{:.digits$}-{:.digits$}", r.low, r.high)
-                    }),
-                );
+                line.push(ratio.map_or(String::new(), |r| r.interval(digits)));
             }
             lines.push(line);
         }
