@@ -96,10 +96,15 @@ fn options_first(line: Vec<OsString>) -> Vec<OsString> {
     };
     let cli = Cli::command();
     let arguments = cli.find_subcommand(subcommand).expect("a subcommand").get_arguments();
-    let takes_value: BTreeMap<&str, bool> =
-        arguments.filter_map(|a| Some((a.get_long()?, a.get_action().takes_values()))).collect();
+    // The most values of each option.
+    let values: BTreeMap<&str, usize> = arguments
+        .filter_map(|a| {
+            let one = usize::from(a.get_action().takes_values());
+            Some((a.get_long()?, a.get_num_args().map_or(one, |range| range.max_values())))
+        })
+        .collect();
     let (mut ours, mut program) = (Vec::new(), Vec::new());
-    let mut remaining = line.into_iter();
+    let mut remaining = line.into_iter().peekable();
     ours.extend(remaining.by_ref().take(2));
     while let Some(argument) = remaining.next() {
         if argument == "--" {
@@ -111,11 +116,17 @@ fn options_first(line: Vec<OsString>) -> Vec<OsString> {
             Some((name, _)) => (Some(name), true),
             None => (Some(t), false),
         });
-        match name.and_then(|name| takes_value.get(name)) {
-            Some(takes) => {
-                let separate = *takes && !value;
+        match name.and_then(|name| values.get(name)) {
+            Some(most) => {
+                let separate = if value { 0 } else { *most };
                 ours.push(argument);
-                ours.extend(remaining.by_ref().take(usize::from(separate)));
+                let is_value =
+                    |argument: &OsString| !argument.as_encoded_bytes().starts_with(b"--");
+                let mut next = || match separate {
+                    0 | 1 => remaining.next(),
+                    _ => remaining.next_if(is_value),
+                };
+                ours.extend((0..separate).map_while(|_| next()));
             }
             None => program.push(argument),
         }
@@ -200,6 +211,8 @@ Examples:
   dynasour guards ./a.out 1000 --runs 11
   dynasour guards --policies eager,default --runs 11 --csv -- ./a.out 1000
   dynasour guards --chaos-sweep -- ./a.out 1000
+  dynasour guards --list commands.txt --shard 3/8 --jsonl --save 3.jsonl
+  dynasour guards --merge *.jsonl --csv
   dynasour guards -- sort --csv                   after --, all options are the program's
 
 Policies:
@@ -213,8 +226,8 @@ fall back to
   combined      as default, then all guards of one anchor become one guard
 
 The program runs many times and must print the same each time. Counts cover the process that is \
-started, and the last program that it executes. Exit status: 1 if a run differs from native, 2 if \
-nothing was measured.")]
+started, and the last program that it executes. Exit status: 1 if a run differs from native, or programs of a merged \
+study are missing; 2 if nothing was measured.")]
     Guards(GuardsArgs),
     /// Check, print, optimise, evaluate and compare programs in the IR's text form
     #[command(after_help = "ir/README.md has the grammar with a worked example.")]
@@ -571,6 +584,7 @@ mod tests {
         assert_eq!(order("d explain --top 2 -- p --top 3"), "d explain --top 2 -- p --top 3");
         assert_eq!(order("d explain p --json -- --at x"), "d explain --json p -- --at x");
         assert_eq!(order("d explain p --top"), "d explain --top p");
+        assert_eq!(order("d guards --merge a b --csv"), "d guards --merge a b --csv");
         assert_eq!(order("d run p --stats"), "d run p --stats");
         assert_eq!(order("d"), "d");
     }

@@ -28,8 +28,9 @@ pub trait Line: DeserializeOwned {
     fn index(&self) -> usize;
     /// Lines of the whole study.
     fn total(&self) -> usize;
-    /// What must be equal in all lines that are compared with each other.
-    fn setting(&self) -> String;
+    /// What must be equal in all lines that are compared with each other; `None` for a line without
+    /// measurements.
+    fn setting(&self) -> Option<String>;
 }
 
 /// The lines of a file, and a message if the last one is incomplete.
@@ -85,14 +86,14 @@ fn check_format<T: Line>(format: Option<&Value>, path: &Path) -> Result<()> {
 pub fn merge<T: Line>(paths: &[PathBuf]) -> Result<(Vec<T>, Vec<String>)> {
     let mut merged: BTreeMap<usize, (T, &Path)> = BTreeMap::new();
     let mut problems = Vec::new();
-    let mut first: Option<(usize, String, &Path)> = None;
+    let mut study: Option<(usize, &Path)> = None;
+    let mut measured: Option<(String, &Path)> = None;
     for path in paths {
         let (lines, incomplete) = read::<T>(path)?;
         problems.extend(incomplete);
         for line in lines {
-            let (total, setting, begin) =
-                first.get_or_insert_with(|| (line.total(), line.setting(), path));
-            if line.total() != *total {
+            let (total, begin) = *study.get_or_insert((line.total(), path));
+            if line.total() != total {
                 bail!(
                     "{} and {} are not of one study: it has {total} rows in one, {} in the other",
                     begin.display(),
@@ -100,22 +101,23 @@ pub fn merge<T: Line>(paths: &[PathBuf]) -> Result<(Vec<T>, Vec<String>)> {
                     line.total()
                 );
             }
-            let other = line.setting();
-            if other != *setting {
-                bail!(
+            if let Some(other) = line.setting() {
+                let (setting, begin) = measured.get_or_insert_with(|| (other.clone(), path));
+                ensure!(
+                    other == *setting,
                     "{} and {} cannot be compared: {setting} in one, {other} in the other",
                     begin.display(),
                     path.display()
                 );
             }
             let index = line.index();
-            ensure!(index < *total, "{}: row {index} of {total}", path.display());
+            ensure!(index < total, "{}: row {index} of {total}", path.display());
             if let Some((_, earlier)) = merged.insert(index, (line, path)) {
                 bail!("{} and {} both have row {index}", earlier.display(), path.display());
             }
         }
     }
-    let Some((total, ..)) = first else { bail!("the files have no rows") };
+    let Some((total, _)) = study else { bail!("the files have no rows") };
     let missing: Vec<String> =
         (0..total).filter(|i| !merged.contains_key(i)).map(|i| i.to_string()).collect();
     if !missing.is_empty() {

@@ -203,15 +203,15 @@ impl Line for Row {
         self.total
     }
 
-    fn setting(&self) -> String {
+    fn setting(&self) -> Option<String> {
         let launchers: Vec<&str> = self.cells.iter().map(|cell| cell.launcher.as_str()).collect();
         let options = shell_words::join(&self.run_options);
-        format!(
+        Some(format!(
             "dynasour {}, {} clock, tiers {} with options '{options}'",
             self.version,
             self.clock.name(),
             launchers.join(",")
-        )
+        ))
     }
 }
 
@@ -290,7 +290,7 @@ fn earlier(path: &Path) -> Result<Report> {
 pub fn progress() -> ProgressBar {
     let bar = ProgressBar::new(0);
     if let Ok(style) =
-        ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} (left {eta}) {msg}")
+        ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} (left {eta}) {prefix}{msg}")
     {
         bar.set_style(style);
     }

@@ -5,16 +5,20 @@
 //! its counts, and says in `trouble` what went wrong. The tests have an example of each form. No
 //! lock.
 
-use crate::bench::summary::Ratio;
+use crate::bench::summary::{FEWEST_FOR_INTERVAL, Ratio};
 use crate::bench::table::aligned;
 use crate::guards::Session;
 use crate::guards::counts::Counts;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+/// In the table, the cost of a deoptimisation that noise can explain.
+const NOT_DETERMINED: &str = "n.d.";
+
 /// The structure that `--json` prints.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct Report {
     /// Version of the dynasour that measured.
     pub version: String,
@@ -33,7 +37,7 @@ pub struct Report {
 }
 
 /// One policy.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct Row {
     /// Its name.
     pub policy: String,
@@ -57,9 +61,9 @@ pub struct Row {
     pub to_native: Option<Ratio>,
     /// Ratio to the policy `default`.
     pub to_default: Option<Ratio>,
-    /// Cost of one deoptimisation in nanoseconds, of each round.
+    /// Cost of one deoptimisation in nanoseconds, of each round with enough of them. Noise can make it negative.
     pub deopt_costs: Vec<f64>,
-    /// Their median.
+    /// Their median; none if it is not determined.
     pub deopt_ns: Option<Ratio>,
 }
 
@@ -142,6 +146,16 @@ impl Report {
         out += &aligned(&lines);
         out.push('\n');
         out += &aligned(&by_kind);
+        let is_open = |row: &Row| row.deopt_ns.is_none() && !row.deopt_costs.is_empty();
+        if self.policies.iter().any(is_open) {
+            out += &format!(
+                "\n{NOT_DETERMINED}: the cost of a deoptimisation is not determined, because it is smaller than the \
+                 noise; a longer run, or more --runs, may help\n"
+            );
+        }
+        if self.policies.iter().any(|row| row.seconds.is_some_and(|s| s.low.is_none())) {
+            out += &format!("\nfewer than {FEWEST_FOR_INTERVAL} runs have no 95 % interval (-)\n");
+        }
         if self.policies.iter().any(|row| row.trouble.is_none() && !row.counts.exact) {
             out += "\ncounts are not exact: threads ran one trace at once\n";
         }
@@ -166,7 +180,10 @@ impl Report {
             short(counts.executed),
             short(counts.failed),
             short(counts.all_deopts()),
-            shown(row.deopt_ns.map(|r| r.median), 0),
+            match row.deopt_ns {
+                None if !row.deopt_costs.is_empty() => NOT_DETERMINED.to_string(),
+                cost => shown(cost.map(|r| r.median), 0),
+            },
             format!("{:.1}", row.code_bytes as f64 / 1024.0),
             shown(row.compile_ms, 1),
             shown(row.seconds.map(|r| r.median), 3),
@@ -327,6 +344,10 @@ default            20.0k / 3
 ";
         assert_eq!(report().table(), expected);
         assert!(!report().all_agree());
+        let mut open = report();
+        (open.policies[0].deopt_ns, open.policies[0].deopt_costs) = (None, vec![3.0, -1.0]);
+        let table = open.table();
+        assert!(table.contains("  n.d.  ") && table.contains("\nn.d.: the cost"), "{table}");
     }
 
     #[test]
