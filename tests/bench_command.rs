@@ -269,7 +269,7 @@ fn shards_make_the_same_rows_as_the_whole() {
     assert_eq!((none.status, none.stdout.len()), (Status::Exited(0), 0));
 }
 
-/// What docs/studies.md shows for GNU parallel.
+/// Runs the lines of docs/studies.md that use GNU parallel, as they stand there.
 #[test]
 fn a_study_runs_under_gnu_parallel() {
     if std::process::Command::new("parallel").arg("--version").output().is_err() {
@@ -279,18 +279,26 @@ fn a_study_runs_under_gnu_parallel() {
     }
     let directory = directory("parallel");
     list(&directory);
-    let dynasour = env!("CARGO_BIN_EXE_dynasour");
-    let job = format!(
-        "{dynasour} bench --list list --runs 1 --warmup 0 --tiers copy --shard {{}}/3 --export-jsonl {{}}.jsonl"
-    );
-    let mut run = Invocation::new("/bin/sh", &directory).args(["-c"]);
-    run = run.args([format!("seq 3 | parallel --will-cite -j 2 '{job}'")]);
+    fs::rename(directory.join("list"), directory.join("programs.txt")).expect("renamed");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/studies.md");
+    let page = fs::read_to_string(page).expect("docs/studies.md");
+    let shown = page.lines().skip_while(|line| !line.starts_with("    $ seq "));
+    let script: Vec<&str> =
+        shown.map_while(|line| line.strip_prefix("    $ ").or(line.strip_prefix("    "))).collect();
+    assert!(script.len() >= 2, "{script:?}");
+    let own = Path::new(env!("CARGO_BIN_EXE_dynasour")).parent().expect("a folder");
+    let path = format!("{}:/usr/bin:/bin", own.display());
+    let mut run = Invocation::new("/bin/sh", &directory).args(["-e", "-c", &script.join("\n")]);
+    run.environment.retain(|(name, _)| name != "PATH");
+    run.environment.push(("PATH".into(), path.into()));
     let outcome = run.run();
-    assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
-    let merged = succeeds(&directory, &["--jsonl", "--merge", "1.jsonl", "2.jsonl", "3.jsonl"]);
-    let indices: Vec<Option<u64>> =
-        lines(&merged).iter().map(|row| row["index"].as_u64()).collect();
-    assert_eq!(indices, [0, 1, 2, 3, 4].map(Some));
+    let table = text(&outcome.stdout);
+    assert_eq!(outcome.status, Status::Exited(0), "{table}{}", text(&outcome.stderr));
+    for name in ["echo 1", "echo '2  2'", "skipped no-such-program", "echo 4", "sh -c 'echo 5'"] {
+        assert!(table.lines().any(|line| line.starts_with(name)), "{name}: {table}");
+    }
+    let csv = fs::read_to_string(directory.join("all.csv")).expect("exported");
+    assert_eq!(csv.lines().count(), 1 + 4 * 4 + 1, "{csv}");
 }
 
 #[test]

@@ -276,7 +276,7 @@ fn a_list_is_measured_in_shards_and_merged() {
     refused(&guards(&directory, &["--merge", "1.jsonl", "1.jsonl"]), &["both have row 0"]);
     refused(&guards(&directory, &["--merge", "list"]), &["list", "dynasour-guards-1"]);
     refused(&guards(&directory, &["--list", "list", "--", "true"]), &["cannot be used with"]);
-    refused(&guards(&directory, &["--shard", "1/2", "--", "true"]), &["--list"]);
+    refused(&guards(&directory, &["--shard", "1/2", "--", "true"]), &["cannot be used with"]);
     refused(&guards(&directory, &[]), &["PROG", "--list"]);
 }
 

@@ -82,15 +82,15 @@ fn outside_interval(count: usize) -> Option<usize> {
 
 /// The positions of values that are far from the median of all: more than 3.5 standard deviations, as they are
 /// estimated by the median absolute deviation (Iglewicz and Hoaglin, "How to Detect and Handle Outliers",
-/// 1993).
+/// 1993), and more than 5 % of it.
 pub fn outliers(values: &[f64]) -> Vec<usize> {
     /// With fewer values, most of them may be disturbed (guess).
     const FEWEST: usize = 5;
     const DEVIATIONS: f64 = 3.5;
     /// The standard deviation of a normal distribution, over its median absolute deviation.
     const STANDARD_OVER_MEDIAN: f64 = 1.4826;
-    /// A smaller share of the median changes no conclusion (guess).
-    const NEGLIGIBLE: f64 = 0.01;
+    /// Runs that are nearer to the median, as a share of it, are not named (guess: they change no conclusion).
+    const NEGLIGIBLE: f64 = 0.05;
     let Some(middle) = median(values).filter(|_| values.len() >= FEWEST) else { return Vec::new() };
     let distances: Vec<f64> = values.iter().map(|value| (value - middle).abs()).collect();
     let Some(deviation) = median(&distances) else { return Vec::new() };

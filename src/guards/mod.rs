@@ -90,7 +90,7 @@ pub struct GuardsArgs {
     #[arg(long, value_name = "FILE")]
     list: Option<PathBuf>,
     /// Only part I of N of the list: every N-th program, from the I-th on
-    #[arg(long, value_name = "I/N", requires = "list")]
+    #[arg(long, value_name = "I/N", conflicts_with_all = ["command", "merge", "schema"])]
     shard: Option<Shard>,
     /// Measure nothing: put the results of shards together (files of --jsonl), and print them
     #[arg(long, value_name = "FILE", num_args = 1..)]
