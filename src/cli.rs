@@ -173,7 +173,7 @@ runs. Ratios are medians over rounds, each to the native run of its round; their
 Times contain start-up, which is shown; it should be a small part.
 
 A row says DIFFERS if its output or exit status differs from native, VARIES if the native runs differ from each \
-other; the exit status of bench is then 1, as with --merge if rows are missing. Exit status 2: nothing was measured."
+other; the exit status of bench is then 1, as with --merge if rows are missing. Exit status 2: usage errors, and files that cannot be read or written."
     )]
     Bench(BenchArgs),
     /// Show the hottest regions of a run: guest code, traces, guards and what became of them

@@ -1,5 +1,5 @@
-//! `dynasour bench`: its output, its files, shards, and the input that it refuses before it runs anything. No test
-//! asserts a time.
+//! `dynasour bench`: its output, its files, shards, and the input that it refuses before it runs
+//! anything. No test asserts a time.
 
 use dynasour_testkit::run::{Invocation, Outcome, Status, refused, text};
 use dynasour_testkit::scratch;
@@ -120,7 +120,8 @@ fn rows_tell_what_went_wrong_and_what_is_missing() {
     }
 }
 
-/// A program that prints something else when it is translated, which it knows by the number of its runs.
+/// A program that prints something else when it is translated, which it knows by the number of its
+/// runs.
 #[test]
 fn tiers_that_differ_are_named() {
     let directory = directory("differs");
@@ -317,7 +318,10 @@ fn lines_have_what_the_schema_says() {
     let published = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/data/bench-1.schema.json");
     let published = fs::read_to_string(published).expect("docs/data/bench-1.schema.json");
     let published: Value = serde_json::from_str(&published).expect("JSON");
-    assert_eq!(published, schema, "a change of the form needs a new number and a new file");
+    assert_eq!(
+        published, schema,
+        "write it by --schema; a changed meaning needs a new number and a new file"
+    );
 }
 
 #[test]

@@ -289,7 +289,7 @@ fn the_published_schema_is_the_one_that_is_printed() {
     assert_eq!(
         published,
         text(&printed.stdout),
-        "a change of the form needs a new number and a new file"
+        "write it by --schema; a changed meaning needs a new number and a new file"
     );
 }
 

@@ -1,11 +1,11 @@
 //! Reads results back, and puts the shards of a study together.
 //!
-//! A file is what `--jsonl` writes (a value in each line), or one value with all. The last line of a file may
-//! be incomplete, because its job was killed; it is reported and dropped. Generic over what a line holds, because
-//! `bench` and `guards` have different lines. No data, no lock.
+//! A file is what `--jsonl` writes (a value in each line), or one value with all. The last line of
+//! a file may be incomplete, because its job was killed; it is reported and dropped. Generic over
+//! what a line holds, because `bench` and `guards` have different lines. No data, no lock.
 //!
-//! *Invariant.* Merged lines are of one form, one size of study and one setting, in the order of the
-//! study, each index at most once.
+//! *Invariant.* Merged lines are of one form, one size of study and one setting, in the order of
+//! the study, each index at most once.
 //!
 //! ```text
 //! 1.jsonl: index 0, 2      merged: 0, 2 of 3; "1 of 3 is missing: 2"

@@ -6,12 +6,13 @@
 //! compare neighbouring runs. A run whose output or status differs from native is not a
 //! measurement; its row says so.
 //!
-//! *The default tiers* are those that users run, `full` and `direct`, and `copy`, which shows what translation
-//! costs without traces.
+//! *The default tiers* are those that users run, `full` and `direct`, and `copy`, which shows what
+//! translation costs without traces.
 //!
-//! *Start-up* is shown beside the times, as the time of a program that does nothing, and is part of them. It does not
-//! contain the translation of the program's own code, which `bench` does not separate from the rest: one run has one
-//! time. A workload whose time is too much start-up is named, with the time to try.
+//! *Start-up* is shown beside the times, as the time of a program that does nothing, and is part of
+//! them. It does not contain the translation of the program's own code, which `bench` does not
+//! separate from the rest: one run has one time. A workload whose time is too much start-up is
+//! named, with the time to try.
 //!
 //! | file | what it does |
 //! | --- | --- |
@@ -84,7 +85,8 @@ pub struct BenchArgs {
     /// A file of command lines, one in each line
     #[arg(long, value_name = "FILE")]
     list: Option<PathBuf>,
-    /// Measure nothing: put the results of shards together (files of --jsonl or --json), and print them
+    /// Measure nothing: put the results of shards together (files of --jsonl or --json), and print
+    /// them
     #[arg(long, value_name = "FILE", num_args = 1..)]
     merge: Vec<PathBuf>,
     /// Print the JSON Schema of a line of --jsonl
@@ -101,8 +103,8 @@ pub struct BenchArgs {
     warmup: u32,
     #[command(flatten)]
     rounds: Rounds,
-    /// Tiers to measure. The default ones are those that users run, and copy, which has no traces (interp
-    /// is much slower than the others: with suites, use --small)
+    /// Tiers to measure. The default ones are those that users run, and copy, which has no traces
+    /// (interp is much slower than the others: with suites, use --small)
     #[arg(
         long,
         value_name = "TIER,...",
@@ -270,7 +272,8 @@ pub fn run(args: &BenchArgs) -> Result<i32> {
     Ok(i32::from(!report.all_agree()))
 }
 
-/// Ends all outputs. Notes that a table would have go to standard error if standard output has none.
+/// Ends all outputs. Notes that a table would have go to standard error if standard output has
+/// none.
 fn finish(sinks: &mut [Sink], report: &Report, earlier: Option<&Report>) -> Result<()> {
     if sinks.iter().all(|sink| sink.form != Form::Table) {
         report.notes().iter().for_each(|note| eprintln!("dynasour: {note}"));

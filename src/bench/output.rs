@@ -1,10 +1,11 @@
 //! Where results go: standard output, and files that are opened before anything is measured.
 //!
-//! Data: a [`Sink`] is a form and a place. JSON Lines and comma-separated values are written row by row as
-//! rows are measured, the other forms at the end.
+//! Data: a [`Sink`] is a form and a place. JSON Lines and comma-separated values are written row by
+//! row as rows are measured, the other forms at the end.
 //!
-//! *Invariants.* A file with contents is not changed without `--force`, and with it only when there is something to
-//! write. A file that was created and not written to is removed. One file is not opened twice. No lock.
+//! *Invariants.* A file with contents is not changed without `--force`, and with it only when there
+//! is something to write. A file that was created and not written to is removed. One file is not
+//! opened twice. No lock.
 //!
 //! ```text
 //! Output::open("r.json", false)   creates r.json, or: r.json exists; --force overwrites it
@@ -49,7 +50,7 @@ impl Output {
             Ok(file) => (file, true),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 let meta = path.metadata().with_context(cannot)?;
-                if !force && !(meta.is_file() && meta.len() == 0) {
+                if !(force || meta.is_file() && meta.len() == 0) {
                     bail!("{} exists; --force overwrites it", path.display());
                 }
                 (OpenOptions::new().write(true).open(path).with_context(cannot)?, false)

@@ -1,9 +1,10 @@
 //! The results of a bench run, as they are written: one [`Row`] for each workload.
 //!
-//! Data: a [`Row`] has a [`Cell`] for the native runs and one for each launcher. A row says everything that is
-//! needed to read it alone, so that lines of several files can be put together ([`super::merge`]).
-//! Invariants: all rows of a [`Report`] have the same launchers in the same order; a skipped row has no
-//! measurement; the runs of a cell without trouble are beside the native runs of the same rounds. No lock.
+//! Data: a [`Row`] has a [`Cell`] for the native runs and one for each launcher. A row says
+//! everything that is needed to read it alone, so that lines of several files can be put together
+//! ([`super::merge`]). Invariants: all rows of a [`Report`] have the same launchers in the same
+//! order; a skipped row has no measurement; the runs of a cell without trouble are beside the
+//! native runs of the same rounds. No lock.
 //!
 //! ```text
 //! {"format":"dynasour-bench-1", …, "index":0, "total":2, "name":"./a.out", …,
@@ -62,8 +63,8 @@ pub struct Row {
     pub command: Option<String>,
     /// Why it was not measured.
     pub skipped: Option<String>,
-    /// If too much of the time under some tier is start-up: native seconds that the workload should take at
-    /// least.
+    /// If too much of the time under some tier is start-up: native seconds that the workload should
+    /// take at least.
     pub too_short: Option<f64>,
     /// The native runs.
     pub native: Cell,
@@ -88,8 +89,8 @@ pub struct Cell {
     pub outliers: Vec<usize>,
     /// Peak resident bytes of the largest process.
     pub memory: u64,
-    /// Median seconds of a run of `/bin/true` under this launcher, by the row's clock. They are part of
-    /// the times above.
+    /// Median seconds of a run of `/bin/true` under this launcher, by the row's clock. They are
+    /// part of the times above.
     pub start_up: Option<f64>,
     /// What went wrong: `DIFFERS`, `VARIES`, a signal, a status, a timeout.
     pub trouble: Option<String>,
@@ -118,7 +119,8 @@ impl Row {
         self.too_short = self.native_seconds_to_try();
     }
 
-    /// The largest share of a ratio that half of its interval is; `None` while a ratio has no interval.
+    /// The largest share of a ratio that half of its interval is; `None` while a ratio has no
+    /// interval.
     pub fn uncertainty(&self) -> Option<f64> {
         let base = self.native.times(self.clock);
         let sound = self.cells.iter().filter(|cell| cell.trouble.is_none());
@@ -127,8 +129,8 @@ impl Row {
             .try_fold(0.0, |most, share| Some(share?.max(most)))
     }
 
-    /// Native seconds from which on start-up is at most [`START_SHARE`] of the time, if the rest takes about as
-    /// long as natively; `None` if it is that already.
+    /// Native seconds from which on start-up is at most [`START_SHARE`] of the time, if the rest
+    /// takes about as long as natively; `None` if it is that already.
     fn native_seconds_to_try(&self) -> Option<f64> {
         let starts = self.cells.iter().filter(|cell| cell.trouble.is_none()).filter_map(|cell| {
             let (start, seconds) = (cell.start_up?, median(cell.times(self.clock))?);

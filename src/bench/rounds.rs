@@ -1,12 +1,13 @@
 //! How many rounds are measured: a given number, or as many as make the figures precise.
 //!
 //! Data: [`Rounds`] are the options, which `bench` and `guards` share. Without `--runs`, at least
-//! [`ENOUGH`] rounds are measured, and more until each interval is small (`--precision`) or the time is up
-//! (`--max-time`); the time ends rounds below [`ENOUGH`], too. No lock.
+//! [`ENOUGH`] rounds are measured, and more until each interval is small (`--precision`) or the
+//! time is up (`--max-time`); the time ends rounds below [`ENOUGH`], too. No lock.
 //!
-//! *Stopping has a price.* Rounds that end as soon as an interval is small end preferably at moments
-//! at which it is small by chance, so that fewer than 95 % of such intervals hold the true median. With
-//! [`ENOUGH`] rounds as the least, 93 % do in the worst case simulated (a test here repeats it).
+//! *Stopping has a price.* Rounds that end as soon as an interval is small end preferably at
+//! moments at which it is small by chance, so that fewer than 95 % of such intervals hold the true
+//! median. With [`ENOUGH`] rounds as the least, 93 % do in the worst case simulated (a test here
+//! repeats it).
 //!
 //! ```text
 //! --runs 3          3 rounds, no interval
@@ -16,8 +17,8 @@
 use clap::Args;
 use std::time::{Duration, Instant};
 
-/// Rounds before which precision does not end the measurement (guess, as in other tools; see the module's
-/// header for what a simulation says of it).
+/// Rounds before which precision does not end the measurement (guess, as in other tools; see the
+/// module's header for what a simulation says of it).
 pub const ENOUGH: u32 = 10;
 /// The most rounds without `--runs` (guess; more make large results for programs of milliseconds).
 const MOST: u32 = 1_000;
@@ -65,8 +66,9 @@ pub struct Counter<'a> {
 }
 
 impl Counter<'_> {
-    /// The number of the next round, from 0; `None` if no more is needed. `uncertainty` is the largest share of a
-    /// median that half of its interval is, after the rounds so far; `None` if there is no interval.
+    /// The number of the next round, from 0; `None` if no more is needed. `uncertainty` is the
+    /// largest share of a median that half of its interval is, after the rounds so far; `None` if
+    /// there is no interval.
     pub fn next(&mut self, uncertainty: impl FnOnce() -> Option<f64>) -> Option<usize> {
         self.next_after(self.start.elapsed(), uncertainty)
     }
@@ -119,8 +121,8 @@ mod tests {
         }
     }
 
-    /// The share of 95 % intervals that hold the true median (1) when rounds end by precision. The noise is such that
-    /// some studies end at [`ENOUGH`] rounds, and others much later.
+    /// The share of 95 % intervals that hold the true median (1) when rounds end by precision. The
+    /// noise is such that some studies end at [`ENOUGH`] rounds, and others much later.
     #[test]
     fn intervals_stay_nearly_right_when_precision_ends_the_rounds() {
         const STUDIES: usize = 4_000;

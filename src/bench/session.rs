@@ -1,13 +1,13 @@
 //! Measures workloads: natively and under each launcher, in rounds.
 //!
-//! Data: a [`Session`] has the launchers (tiers, then peers) and the start-up time of each. A round runs
-//! a workload once natively and once under every launcher; the next round begins with another of them, so that
-//! none always runs first, and what is slow for a while slows all.
+//! Data: a [`Session`] has the launchers (tiers, then peers) and the start-up time of each. A round
+//! runs a workload once natively and once under every launcher; the next round begins with another
+//! of them, so that none always runs first, and what is slow for a while slows all.
 //!
-//! *Invariants.* The first run of a workload is native; its output and status are those that every other run
-//! must show. Before a launcher is blamed for a difference, the program runs natively once more: a program whose
-//! native runs differ (`VARIES`) cannot be compared. One thread runs everything, so there is no lock; nothing
-//! else should load the machine meanwhile.
+//! *Invariants.* The first run of a workload is native; its output and status are those that every
+//! other run must show. Before a launcher is blamed for a difference, the program runs natively
+//! once more: a program whose native runs differ (`VARIES`) cannot be compared. One thread runs
+//! everything, so there is no lock; nothing else should load the machine meanwhile.
 //!
 //! ```text
 //! native copy full | copy full native | full native copy     three rounds
@@ -27,11 +27,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// A program that does nothing; its time is start-up. It is linked dynamically, as most programs are.
+/// A program that does nothing; its time is start-up. It is linked dynamically, as most programs
+/// are.
 const NOTHING: &str = "/bin/true";
 
-/// Runs of [`NOTHING`] under each launcher (guess: their median is good to a tenth, which is what it is used
-/// for).
+/// Runs of [`NOTHING`] under each launcher (guess: their median is good to a tenth, which is what
+/// it is used for).
 const START_UP_ROUNDS: u32 = 11;
 
 /// One column of the table.
@@ -365,7 +366,8 @@ fn check(run: &Invocation) -> Result<()> {
     Ok(())
 }
 
-/// The first line of a file that begins with `key`, without the key and a colon after it; empty if there is none.
+/// The first line of a file that begins with `key`, without the key and a colon after it; empty if
+/// there is none.
 fn first_line(path: &str, key: &str) -> String {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();

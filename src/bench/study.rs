@@ -1,11 +1,12 @@
 //! Studies of many programs: lists of command lines, and shards of a study.
 //!
-//! A list has a command line in each line, in words as a shell splits and unquotes them; a shell is not
-//! started, so that nothing is expanded or redirected. Empty lines, and lines that begin with `#`, are skipped.
+//! A list has a command line in each line, in words as a shell splits and unquotes them; a shell is
+//! not started, so that nothing is expanded or redirected. Empty lines, and lines that begin with
+//! `#`, are skipped.
 //!
-//! A shard `i/n` is every n-th row of a study, from the i-th on (from 1). Each row is of exactly one
-//! shard, and neighbours, which often take equally long, are of different ones. `bench` and `guards` use
-//! both. No data, no lock.
+//! A shard `i/n` is every n-th row of a study, from the i-th on (from 1). Each row is of exactly
+//! one shard, and neighbours, which often take equally long, are of different ones. `bench` and
+//! `guards` use both. No data, no lock.
 //!
 //! ```text
 //! ./a.out 1000          the list of a study

@@ -21,8 +21,8 @@
 //! inputs.text = { kind = "text", size = "{n}" }
 //! ```
 //!
-//! Invariant: each [`WorkloadEntry`] of a [`Suite`] has either a source with levels or a command, and its
-//! name is unique. No lock.
+//! Invariant: each [`WorkloadEntry`] of a [`Suite`] has either a source with levels or a command,
+//! and its name is unique. No lock.
 
 use crate::bench::inputs::Input;
 use anyhow::{Context, Result, bail};

@@ -4,8 +4,8 @@
 //! times, which is skewed. The true median lies below all of n values, or above all, with a
 //! probability of 2 / 2^n. That is below 5 % from six values on, so fewer have no interval.
 //!
-//! Example: runs of 2, 3 and 4 s beside native runs of 1 s give the ratio 3 without an interval. With six
-//! runs of 2 to 4 s it is the whole range, 2 to 4.
+//! Example: runs of 2, 3 and 4 s beside native runs of 1 s give the ratio 3 without an interval.
+//! With six runs of 2 to 4 s it is the whole range, 2 to 4.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -80,16 +80,17 @@ fn outside_interval(count: usize) -> Option<usize> {
     (0..count as u64).take_while(|k| below.cdf(*k) <= 0.025).count().checked_sub(1)
 }
 
-/// The positions of values that are far from the median of all: more than 3.5 standard deviations, as they are
-/// estimated by the median absolute deviation (Iglewicz and Hoaglin, "How to Detect and Handle Outliers",
-/// 1993), and more than 5 % of it.
+/// The positions of values that are far from the median of all: more than 3.5 standard deviations,
+/// as they are estimated by the median absolute deviation (Iglewicz and Hoaglin, "How to Detect and
+/// Handle Outliers", 1993), and more than 5 % of it.
 pub fn outliers(values: &[f64]) -> Vec<usize> {
     /// With fewer values, most of them may be disturbed (guess).
     const FEWEST: usize = 5;
     const DEVIATIONS: f64 = 3.5;
     /// The standard deviation of a normal distribution, over its median absolute deviation.
     const STANDARD_OVER_MEDIAN: f64 = 1.4826;
-    /// Runs that are nearer to the median, as a share of it, are not named (guess: they change no conclusion).
+    /// Runs that are nearer to the median, as a share of it, are not named (guess: they change no
+    /// conclusion).
     const NEGLIGIBLE: f64 = 0.05;
     let Some(middle) = median(values).filter(|_| values.len() >= FEWEST) else { return Vec::new() };
     let distances: Vec<f64> = values.iter().map(|value| (value - middle).abs()).collect();

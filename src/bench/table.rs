@@ -1,8 +1,8 @@
 //! The results for people, and as comma-separated values.
 //!
-//! A report of one workload has a line for each launcher; one of several has a line for each workload. Below
-//! the table stand notes: what was skipped, what is too short, which runs are outliers, how
-//! long start-up takes. No data, no lock. The tests have an example of each form.
+//! A report of one workload has a line for each launcher; one of several has a line for each
+//! workload. Below the table stand notes: what was skipped, what is too short, which runs are
+//! outliers, how long start-up takes. No data, no lock. The tests have an example of each form.
 
 use crate::bench::report::{Cell, Report, Row};
 use crate::bench::summary::{FEWEST_FOR_INTERVAL, Ratio, median};
@@ -196,6 +196,9 @@ fn was(earlier: &Report, row: &Row, cell: &Cell) -> String {
 }
 
 fn mebibytes(cell: &Cell) -> String {
+    if cell.memory == 0 {
+        return "-".to_string();
+    }
     format!("{:.0}", cell.memory as f64 / f64::from(1 << 20))
 }
 

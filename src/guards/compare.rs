@@ -6,8 +6,8 @@
 //! The cost of a deoptimisation is measured by pairs of runs. In one of the two, `--chaos` makes
 //! each guard fail with a probability of one in ten. The difference in time, divided by the
 //! difference in deoptimisations, is the cost. The other run also has the machinery of `--chaos`,
-//! which links no fragments, but makes nothing fail. A cost that noise can explain is not determined
-//! ([`fit::median_cost`]).
+//! which links no fragments, but makes nothing fail. A cost that noise can explain is not
+//! determined ([`fit::median_cost`]). The two kinds of rounds end separately, by the same options.
 //!
 //! No data: results go to the rows of [`Report`]. No lock.
 //!
@@ -30,7 +30,8 @@ const OFTEN: &str = "1/10";
 /// `--chaos` of the run without failures: the lowest rate that the option accepts. Practically no
 /// guard fails.
 pub const NEVER: &str = "1/4294967295";
-/// Most rounds of the cost measurement: as few as have an interval, because they take two runs of each policy.
+/// Most rounds of the cost measurement: as few as have an interval, because they take two runs of
+/// each policy.
 const COST_ROUNDS: usize = FEWEST_FOR_INTERVAL;
 /// The least difference in deoptimisations for which a cost is reported (guess; with fewer their
 /// time is smaller than the noise of the clock).
@@ -85,7 +86,8 @@ pub fn run(session: &Session, expected: &Sample) -> Result<Report> {
     Ok(Report::new(session, median(&native), rows))
 }
 
-/// The largest share of a ratio to native that half of its interval is; `None` while a ratio has no interval.
+/// The largest share of a ratio to native that half of its interval is; `None` while a ratio has no
+/// interval.
 fn uncertainty(rows: &[Row], native: &[f64]) -> Option<f64> {
     let sound = rows.iter().filter(|row| row.trouble.is_none());
     sound

@@ -1,7 +1,8 @@
-//! A straight line through measurements, when a cost is determined, and the frequency of this processor.
+//! A straight line through measurements, when a cost is determined, and the frequency of this
+//! processor.
 //!
-//! A deoptimisation cannot cost less than nothing. So a cost that is not above zero is noise, and its interval
-//! with it: the cost is *not determined*. No data, no lock.
+//! A deoptimisation cannot cost less than nothing. So a cost that is not above zero is noise, and
+//! its interval with it: the cost is *not determined*. No data, no lock.
 //!
 //! Example: runs with 0, 1,000 and 2,000 deoptimisations take 1, 3 and 5 ms. The line has the
 //! intercept 1 ms and the slope 2 µs, which is the cost of one deoptimisation.
@@ -41,8 +42,8 @@ impl Estimate {
     }
 }
 
-/// The median of costs that were measured one by one; `None` if it is not determined: the lower end of its interval
-/// is not above zero or, with too few for an interval, some cost is not.
+/// The median of costs that were measured one by one; `None` if it is not determined: the lower end
+/// of its interval is not above zero or, with too few for an interval, some cost is not.
 pub fn median_cost(costs: &[f64]) -> Option<Ratio> {
     let ratio = Ratio::among(costs)?;
     let least = ratio.low.or_else(|| costs.iter().copied().min_by(f64::total_cmp))?;

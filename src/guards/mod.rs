@@ -7,8 +7,8 @@
 //!
 //! [`compare`] measures policies, [`sweep`] rates of failing guards. Both use a [`Session`], which
 //! runs the program and checks its output. [`counts`], [`fit`] and [`report`] make numbers of it.
-//! [`study`] is about many programs (`--list`), of which one that cannot be measured does not stop the others.
-//! One thread runs everything; no lock.
+//! [`study`] is about many programs (`--list`), of which one that cannot be measured does not stop
+//! the others. One thread runs everything; no lock.
 //!
 //! ```text
 //! dynasour guards --policies eager,default --runs 3 -- ./a.out
@@ -66,12 +66,12 @@ pub struct GuardsArgs {
     /// Executions of a trace head before it is compiled [default: the tier's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     threshold: Option<u32>,
-    /// Compare each trace with the code that was recorded, as for `run`, in the run of each policy that
-    /// is not timed
+    /// Compare each trace with the code that was recorded, as for `run`, in the run of each policy
+    /// that is not timed
     #[arg(long, conflicts_with = "chaos_sweep")]
     verify_traces: bool,
-    /// Prove that each trace does what was recorded, as for `run`, in the run of each policy that is not
-    /// timed
+    /// Prove that each trace does what was recorded, as for `run`, in the run of each policy that
+    /// is not timed
     #[arg(long, conflicts_with = "chaos_sweep")]
     prove_traces: bool,
     /// The time that is measured
@@ -118,8 +118,8 @@ pub struct GuardsArgs {
     command: Vec<OsString>,
 }
 
-/// Runs the command. The exit status is 1 if some run differs from native, or if programs of a merged study are
-/// missing.
+/// Runs the command. The exit status is 1 if some run differs from native, or if programs of a
+/// merged study are missing.
 ///
 /// # Errors
 /// Why nothing was measured.
@@ -314,7 +314,8 @@ impl<'a> Session<'a> {
         Ok(sample)
     }
 
-    /// If a native run is so short that start-up is most of it: seconds that it should take at least.
+    /// If a native run is so short that start-up is most of it: seconds that it should take at
+    /// least.
     fn native_seconds_to_try(&self, native: &Sample) -> Option<f64> {
         (native.cpu < START_UP).then_some(LONG_ENOUGH)
     }

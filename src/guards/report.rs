@@ -61,7 +61,8 @@ pub struct Row {
     pub to_native: Option<Ratio>,
     /// Ratio to the policy `default`.
     pub to_default: Option<Ratio>,
-    /// Cost of one deoptimisation in nanoseconds, of each round with enough of them. Noise can make it negative.
+    /// Cost of one deoptimisation in nanoseconds, of each round with enough of them. Noise can make
+    /// it negative.
     pub deopt_costs: Vec<f64>,
     /// Their median; none if it is not determined.
     pub deopt_ns: Option<Ratio>,

@@ -1,7 +1,7 @@
 //! The results of one program, as a line of a study of many.
 //!
-//! A [`Study`] is what `--json` prints and a line of `--jsonl`. Invariant: it says everything that is needed to read
-//! it alone, so that the files of shards can be put together. No lock.
+//! A [`Study`] is what `--json` prints and a line of `--jsonl`. Invariant: it says everything that
+//! is needed to read it alone, so that the files of shards can be put together. No lock.
 //!
 //! ```text
 //! {"format":"dynasour-guards-1", "index":0, "total":9, …, "policies":[…]}       a comparison

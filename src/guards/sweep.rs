@@ -62,7 +62,8 @@ pub struct Curve {
     rates: Vec<Point>,
     /// The line of seconds against deoptimisations; none if there were too few.
     line: Option<Line>,
-    /// Cost of a deoptimisation in nanoseconds: the slope of the line; none if its interval is not above zero.
+    /// Cost of a deoptimisation in nanoseconds: the slope of the line; none if its interval is not
+    /// above zero.
     deopt_ns: Option<Estimate>,
     /// The same in cycles.
     deopt_cycles: Option<Estimate>,
