@@ -266,8 +266,31 @@ fn shards_make_the_same_rows_as_the_whole() {
     assert_eq!(part.status, Status::Exited(1));
     assert!(text(&part.stderr).contains("2 of 5 rows missing: 1, 3"), "{}", text(&part.stderr));
     refused(&bench(&directory, &["--merge", "1.jsonl", "all.json"]), &["both have row 0"]);
-    let none = bench(&directory, &[&words[..], &["--shard", "9/9", "--jsonl"]].concat());
-    assert_eq!((none.status, none.stdout.len()), (Status::Exited(0), 0));
+    let none = [&words[..], &["--shard", "9/9", "--jsonl", "--export-jsonl", "9.jsonl"]].concat();
+    assert_eq!(succeeds(&directory, &none), "");
+    let all = succeeds(&directory, &["--jsonl", "--merge", "9.jsonl", "1.jsonl", "2.jsonl"]);
+    assert_eq!(lines(&all), merged);
+}
+
+/// The lines of docs/studies.md from the first that begins with `first` on, as far as they are
+/// indented, without the indentation.
+fn shown(first: &str) -> Vec<String> {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/studies.md");
+    let page = fs::read_to_string(page).expect("docs/studies.md");
+    let from = page.lines().skip_while(|line| !line.starts_with(first));
+    from.map_while(|line| line.strip_prefix("    ")).map(str::to_string).collect()
+}
+
+/// Runs a shell script in which `dynasour` is this one; it must succeed. Returns standard output.
+fn script_succeeds(directory: &Path, script: &str, task: &str) -> String {
+    let own = Path::new(env!("CARGO_BIN_EXE_dynasour")).parent().expect("a folder");
+    let mut run = Invocation::new("/bin/sh", directory).args(["-e", "-c", script]);
+    run.environment.retain(|(name, _)| name != "PATH");
+    run.environment.push(("PATH".into(), format!("{}:/usr/bin:/bin", own.display()).into()));
+    run.environment.push(("SLURM_ARRAY_TASK_ID".into(), task.into()));
+    let outcome = run.run();
+    assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
+    text(&outcome.stdout)
 }
 
 /// Runs the lines of docs/studies.md that use GNU parallel, as they stand there.
@@ -281,25 +304,33 @@ fn a_study_runs_under_gnu_parallel() {
     let directory = directory("parallel");
     list(&directory);
     fs::rename(directory.join("list"), directory.join("programs.txt")).expect("renamed");
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/studies.md");
-    let page = fs::read_to_string(page).expect("docs/studies.md");
-    let shown = page.lines().skip_while(|line| !line.starts_with("    $ seq "));
-    let script: Vec<&str> =
-        shown.map_while(|line| line.strip_prefix("    $ ").or(line.strip_prefix("    "))).collect();
-    assert!(script.len() >= 2, "{script:?}");
-    let own = Path::new(env!("CARGO_BIN_EXE_dynasour")).parent().expect("a folder");
-    let path = format!("{}:/usr/bin:/bin", own.display());
-    let mut run = Invocation::new("/bin/sh", &directory).args(["-e", "-c", &script.join("\n")]);
-    run.environment.retain(|(name, _)| name != "PATH");
-    run.environment.push(("PATH".into(), path.into()));
-    let outcome = run.run();
-    let table = text(&outcome.stdout);
-    assert_eq!(outcome.status, Status::Exited(0), "{table}{}", text(&outcome.stderr));
+    let lines = shown("    $ seq ");
+    let commands: Vec<&str> = lines.iter().filter_map(|line| line.strip_prefix("$ ")).collect();
+    assert_eq!(commands.len(), 2, "{lines:?}");
+    let table = script_succeeds(&directory, &commands.join("\n"), "");
     for name in ["echo 1", "echo '2  2'", "skipped no-such-program", "echo 4", "sh -c 'echo 5'"] {
         assert!(table.lines().any(|line| line.starts_with(name)), "{name}: {table}");
     }
     let csv = fs::read_to_string(directory.join("all.csv")).expect("exported");
     assert_eq!(csv.lines().count(), 1 + 4 * 4 + 1, "{csv}");
+}
+
+/// Runs the script of docs/studies.md for Slurm as three tasks of the array, without Slurm.
+#[test]
+fn the_script_for_slurm_measures_the_shard_of_its_task() {
+    let directory = directory("slurm");
+    list(&directory);
+    fs::rename(directory.join("list"), directory.join("programs.txt")).expect("renamed");
+    let lines = shown("    $ cat study.sh");
+    let script: Vec<&str> =
+        lines[1..].iter().map(String::as_str).take_while(|line| !line.starts_with('$')).collect();
+    assert!(script[0].starts_with("#!") && script.len() >= 3, "{lines:?}");
+    for (task, rows) in [("1", 1), ("3", 1), ("40", 0)] {
+        script_succeeds(&directory, &script.join("\n"), task);
+        let file = directory.join(format!("{task}.jsonl"));
+        let file = fs::read_to_string(file).expect("written, even without rows");
+        assert_eq!(file.lines().count(), rows, "task {task}");
+    }
 }
 
 #[test]

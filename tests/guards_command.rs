@@ -251,7 +251,9 @@ fn a_list_is_measured_in_shards_and_merged() {
         let part = [&words[..], &["--shard", shard, "--jsonl", "--save", &file]].concat();
         assert_eq!(guards(&directory, &part).status, Status::Exited(0));
     }
-    let merged = guards(&directory, &["--merge", "2.jsonl", "1.jsonl", "--jsonl"]);
+    let none = [&words[..], &["--shard", "4/4", "--jsonl", "--save", "none.jsonl"]].concat();
+    assert_eq!(guards(&directory, &none).status, Status::Exited(0));
+    let merged = guards(&directory, &["--merge", "2.jsonl", "none.jsonl", "1.jsonl", "--jsonl"]);
     assert_eq!(merged.status, Status::Exited(0), "{}", text(&merged.stderr));
     // All but times.
     let identity = |study: &Value| {

@@ -163,7 +163,9 @@ impl Sink {
     /// They cannot be written.
     pub fn finish(&mut self, report: &Report, earlier: Option<&Report>) -> Result<()> {
         match self.form {
-            Form::JsonLines | Form::Csv => Ok(()),
+            // A study without rows leaves a file without rows, not an older one.
+            Form::Csv if !self.begun => self.output.write(table::CSV_HEADING),
+            Form::JsonLines | Form::Csv => self.output.write(""),
             Form::Table => self.output.write(&report.table(earlier)),
             Form::Markdown => self.output.write(&report.markdown(earlier)),
             Form::Json => {

@@ -176,6 +176,7 @@ pub fn run(args: &GuardsArgs) -> Result<i32> {
         bar.suspend(|| results.add(&study))?;
     }
     bar.finish_and_clear();
+    results.finish()?;
     Ok(i32::from(!results.agree))
 }
 
@@ -232,6 +233,11 @@ impl<'a> Results<'a> {
         self.begun |= !text.is_empty();
         self.agree &= study.all_agree();
         self.outputs.iter_mut().try_for_each(|output| output.write(&text))
+    }
+
+    /// Ends. A shard without programs leaves an empty file, not an older one.
+    fn finish(&mut self) -> Result<()> {
+        self.outputs.iter_mut().try_for_each(|output| output.write(""))
     }
 }
 
