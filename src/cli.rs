@@ -96,10 +96,15 @@ fn options_first(line: Vec<OsString>) -> Vec<OsString> {
     };
     let cli = Cli::command();
     let arguments = cli.find_subcommand(subcommand).expect("a subcommand").get_arguments();
-    let takes_value: BTreeMap<&str, bool> =
-        arguments.filter_map(|a| Some((a.get_long()?, a.get_action().takes_values()))).collect();
+    // The most values of each option.
+    let values: BTreeMap<&str, usize> = arguments
+        .filter_map(|a| {
+            let one = usize::from(a.get_action().takes_values());
+            Some((a.get_long()?, a.get_num_args().map_or(one, |range| range.max_values())))
+        })
+        .collect();
     let (mut ours, mut program) = (Vec::new(), Vec::new());
-    let mut remaining = line.into_iter();
+    let mut remaining = line.into_iter().peekable();
     ours.extend(remaining.by_ref().take(2));
     while let Some(argument) = remaining.next() {
         if argument == "--" {
@@ -111,11 +116,17 @@ fn options_first(line: Vec<OsString>) -> Vec<OsString> {
             Some((name, _)) => (Some(name), true),
             None => (Some(t), false),
         });
-        match name.and_then(|name| takes_value.get(name)) {
-            Some(takes) => {
-                let separate = *takes && !value;
+        match name.and_then(|name| values.get(name)) {
+            Some(most) => {
+                let separate = if value { 0 } else { *most };
                 ours.push(argument);
-                ours.extend(remaining.by_ref().take(usize::from(separate)));
+                let is_value =
+                    |argument: &OsString| !argument.as_encoded_bytes().starts_with(b"--");
+                let mut next = || match separate {
+                    0 | 1 => remaining.next(),
+                    _ => remaining.next_if(is_value),
+                };
+                ours.extend((0..separate).map_while(|_| next()));
             }
             None => program.push(argument),
         }
@@ -139,16 +150,31 @@ Exit status: the program's own. 127: the program does not exist. 126: it cannot 
 70: --verify-traces has found a wrong trace. 2: usage error. If signal N kills the program, dynasour dies of the same signal (a shell reports \
 128+N).")]
     Run(RunArgs),
-    /// Measure suites of workloads: native, tiers and other launchers side by side
-    #[command(after_help = "\
+    /// Measure programs, or suites of workloads: native, tiers and other launchers side by side
+    #[command(
+        override_usage = "dynasour bench [OPTIONS] -- PROG [ARGS]...\n       \
+                          dynasour bench [OPTIONS] --list FILE\n       \
+                          dynasour bench [OPTIONS] SUITE...\n       \
+                          dynasour bench [OPTIONS] --merge FILE...",
+        after_help = "\
 Examples:
+  dynasour bench -- ./a.out 1000                     natively and under each tier
+  dynasour bench --runs 20 --warmup 3 --input data --export-md result.md -- sort -n
+  dynasour bench --tiers full --run-options '--threshold 50' -- ./a.out 1000
+  dynasour bench --list commands.txt --shard 3/8 --export-jsonl 3.jsonl
+  dynasour bench --merge *.jsonl --export-csv all.csv
   dynasour bench benches/suites/kernels.toml --only O2
-  dynasour bench benches/suites/*.toml --runs 3 --save before.json
+  dynasour bench benches/suites/*.toml --runs 3 --export-json before.json
   dynasour bench benches/suites/*.toml --runs 3 --compare before.json
   dynasour bench benches/suites/programs.toml --peer valgrind='valgrind --tool=none -q {}'
 
-A row says DIFFERS if its output or exit status differs from native; the exit status of bench is \
-then 1. Exit status 2: nothing was measured.")]
+Output and standard error of the programs are hidden; standard output and the exit status must be those of native \
+runs. Ratios are medians over rounds, each to the native run of its round; their 95 % intervals need 6 rounds. \
+Times contain start-up, which is shown; it should be a small part.
+
+A row says DIFFERS if its output or exit status differs from native, VARIES if the native runs differ from each \
+other; the exit status of bench is then 1, as with --merge if rows are missing. Exit status 2: usage errors, and files that cannot be read or written."
+    )]
     Bench(BenchArgs),
     /// Show the hottest regions of a run: guest code, traces, guards and what became of them
     #[command(after_help = "\
@@ -185,6 +211,8 @@ Examples:
   dynasour guards ./a.out 1000 --runs 11
   dynasour guards --policies eager,default --runs 11 --csv -- ./a.out 1000
   dynasour guards --chaos-sweep -- ./a.out 1000
+  dynasour guards --list commands.txt --shard 3/8 --jsonl --save 3.jsonl
+  dynasour guards --merge *.jsonl --csv
   dynasour guards -- sort --csv                   after --, all options are the program's
 
 Policies:
@@ -198,8 +226,8 @@ fall back to
   combined      as default, then all guards of one anchor become one guard
 
 The program runs many times and must print the same each time. Counts cover the process that is \
-started, and the last program that it executes. Exit status: 1 if a run differs from native, 2 if \
-nothing was measured.")]
+started, and the last program that it executes. Exit status: 1 if a run differs from native, or programs of a merged \
+study are missing; 2 if nothing was measured.")]
     Guards(GuardsArgs),
     /// Check, print, optimise, evaluate and compare programs in the IR's text form
     #[command(after_help = "ir/README.md has the grammar with a worked example.")]
@@ -556,6 +584,7 @@ mod tests {
         assert_eq!(order("d explain --top 2 -- p --top 3"), "d explain --top 2 -- p --top 3");
         assert_eq!(order("d explain p --json -- --at x"), "d explain --json p -- --at x");
         assert_eq!(order("d explain p --top"), "d explain --top p");
+        assert_eq!(order("d guards --merge a b --csv"), "d guards --merge a b --csv");
         assert_eq!(order("d run p --stats"), "d run p --stats");
         assert_eq!(order("d"), "d");
     }

@@ -158,6 +158,12 @@ fn wait_without_reaping(pid: i32) -> Result<()> {
     }
 }
 
+/// The first byte at which two outputs differ.
+pub fn difference(a: &[u8], b: &[u8]) -> Option<usize> {
+    let common = a.iter().zip(b).position(|(a, b)| a != b);
+    common.or_else(|| (a.len() != b.len()).then_some(a.len().min(b.len())))
+}
+
 /// The argument as a shell needs it.
 fn quote(argument: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
@@ -192,6 +198,14 @@ mod tests {
     fn the_limit_ends_it_with_its_children() {
         let sample = shell("sleep 1000 & sleep 1000", 100);
         assert!(sample.timed_out && sample.wall < 100.0);
+    }
+
+    #[test]
+    fn differences_are_found() {
+        assert_eq!(difference(b"abc", b"abc"), None);
+        assert_eq!(difference(b"abc", b"abd"), Some(2));
+        assert_eq!(difference(b"abc", b"ab"), Some(2));
+        assert_eq!(difference(b"", b"x"), Some(0));
     }
 
     #[test]

@@ -1,75 +1,133 @@
-//! `dynasour bench`: runs workloads natively and under each tier, side by side.
+//! `dynasour bench`: runs programs natively and under each tier, side by side.
 //!
-//! Each round runs each workload once natively and once under every launcher (the tiers, and
-//! peers), one after the other. So a disturbance of the machine affects all of them, and ratios
+//! What is measured is a program (`-- PROG ARGS`), a list of command lines (`--list`), or suites of
+//! workloads. Each round runs a workload once natively and once under every launcher (the tiers,
+//! and peers), one after the other. So a disturbance of the machine affects all of them, and ratios
 //! compare neighbouring runs. A run whose output or status differs from native is not a
 //! measurement; its row says so.
+//!
+//! *The default tiers* are those that users run, `full` and `direct`, and `copy`, which shows what
+//! translation costs without traces.
+//!
+//! *Start-up* is shown beside the times, as the time of a program that does nothing, and is part of
+//! them. It does not contain the translation of the program's own code, which `bench` does not
+//! separate from the rest: one run has one time. A workload whose time is too much start-up is
+//! named, with the time to try.
 //!
 //! | file | what it does |
 //! | --- | --- |
 //! | [`suite`] | reads the TOML files that list workloads |
+//! | [`study`] | lists of command lines, shards |
 //! | [`inputs`] | generates input files |
 //! | [`plan`] | turns a suite's entries into command lines: builds kernels, finds programs |
+//! | [`session`] | the rounds of a workload |
+//! | [`rounds`] | how many rounds |
 //! | [`measure`] | runs one command |
-//! | [`summary`] | medians, ratios, intervals |
-//! | [`report`] | the table, the JSON, the comparison with an earlier run |
+//! | [`summary`] | medians, ratios, intervals, outliers |
+//! | [`report`] | rows, as they are written |
+//! | [`table`] | tables, comma-separated values |
+//! | [`output`] | files that are opened before anything runs |
+//! | [`merge`] | reads rows back, puts shards together |
 //!
-//! One thread runs everything, so there is no lock; nothing else should load the machine meanwhile.
+//! One thread runs everything, so there is no lock.
 //!
 //! ```text
-//! dynasour bench kernels.toml --only sieve-O2 --runs 2 --tiers copy,full
-//! sieve-O2: native, copy, full, native, copy, full   one row; ratios are to the native run before
+//! dynasour bench --runs 2 --tiers copy,full -- ./a.out 1000
+//! (native, copy, full), measured rounds: (native, copy, full), (copy, full, native)
 //! ```
 
 mod inputs;
 pub mod measure;
+pub mod merge;
+pub mod output;
 pub mod plan;
 pub mod report;
+pub mod rounds;
+mod session;
+pub mod study;
 mod suite;
 pub mod summary;
+pub mod table;
 
-use anyhow::{Context, Result, bail, ensure};
-use clap::{Args, ValueEnum};
+use anyhow::{Context, Result, ensure};
+use clap::{ArgGroup, Args, ValueEnum};
 use dynasour_runtime::config::Tier;
 use indicatif::{ProgressBar, ProgressStyle};
 use measure::{Invocation, Sample};
+use merge::Line;
+use output::{Form, Output, Sink};
 use plan::{Peer, Workload, Workshop};
-use report::{Cell, Report, Row};
+use report::{Report, Row};
+use rounds::Rounds;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use session::Session;
+use std::cell::RefCell;
 use std::ffi::OsString;
-use std::os::unix::process::ExitStatusExt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use study::Shard;
 use suite::Suite;
-use summary::{Ratio, median};
 
 /// Options of `bench`.
 #[derive(Args, Debug)]
+#[command(group(ArgGroup::new("what").required(true)
+    .args(["suites", "command", "list", "merge", "schema"])))]
+#[command(group(ArgGroup::new("form").args(["json", "jsonl", "csv"])))]
 pub struct BenchArgs {
     /// Suites: TOML files such as benches/suites/kernels.toml
-    #[arg(required = true, value_name = "SUITE")]
+    #[arg(value_name = "SUITE")]
     suites: Vec<PathBuf>,
+    /// A program and its arguments
+    #[arg(last = true, value_name = "PROG")]
+    command: Vec<OsString>,
+    /// A file of command lines, one in each line
+    #[arg(long, value_name = "FILE")]
+    list: Option<PathBuf>,
+    /// Measure nothing: put the results of shards together (files of --jsonl or --json), and print
+    /// them
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    merge: Vec<PathBuf>,
+    /// Print the JSON Schema of a line of --jsonl
+    #[arg(long)]
+    schema: bool,
     /// Only workloads whose name contains one of these
     #[arg(long, value_name = "TEXT,...", value_delimiter = ',')]
     only: Vec<String>,
-    /// Rounds; medians are shown
-    #[arg(long, default_value_t = 5, value_name = "N",
-          value_parser = clap::value_parser!(u32).range(1..))]
-    runs: u32,
-    /// Tiers to measure (interp is much slower than the others: use it with --small)
+    /// Only part I of N of the workloads: every N-th, from the I-th on
+    #[arg(long, value_name = "I/N")]
+    shard: Option<Shard>,
+    /// Rounds that run first and are not measured
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    warmup: u32,
+    #[command(flatten)]
+    rounds: Rounds,
+    /// Tiers to measure. The default ones are those that users run, and copy, which has no traces
+    /// (interp is much slower than the others: with suites, use --small)
     #[arg(
         long,
         value_name = "TIER,...",
         value_delimiter = ',',
-        default_value = "dynamo,copy,full"
+        default_value = "copy,full,direct"
     )]
     tiers: Vec<Tier>,
+    /// Options of `run` for every tier, in words as for a shell (to compare several, use --peer)
+    #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
+    run_options: Option<String>,
     /// Another launcher, measured beside the tiers: NAME='COMMAND {}'
     #[arg(long, value_name = "NAME=CMD")]
     peer: Vec<Peer>,
     /// The time from which ratios are computed
     #[arg(long, value_enum, default_value_t = Clock::Wall)]
     clock: Clock,
-    /// Use the small sizes, for slow launchers (start-up then has more weight)
+    /// Standard input of a program or of all programs of a list [default: /dev/null]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["suites", "merge", "schema"])]
+    input: Option<PathBuf>,
+    /// Also measure programs that end natively with an error
+    #[arg(long)]
+    ignore_failure: bool,
+    /// With suites: use the small sizes, for slow launchers (start-up then has more weight)
     #[arg(long)]
     small: bool,
     /// Seconds after which a run is killed
@@ -78,22 +136,38 @@ pub struct BenchArgs {
     /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
-    /// Write the results to FILE, for --compare
+    /// Print JSON Lines: each row as soon as it is measured
+    #[arg(long)]
+    jsonl: bool,
+    /// Print comma-separated values: each row as soon as it is measured
+    #[arg(long)]
+    csv: bool,
+    /// Write JSON to FILE, for --compare and --merge
+    #[arg(long, visible_alias = "save", value_name = "FILE")]
+    export_json: Option<PathBuf>,
+    /// Write JSON Lines to FILE, each row as soon as it is measured
     #[arg(long, value_name = "FILE")]
-    save: Option<PathBuf>,
-    /// Overwrite the file given to --save
+    export_jsonl: Option<PathBuf>,
+    /// Write comma-separated values to FILE
+    #[arg(long, value_name = "FILE")]
+    export_csv: Option<PathBuf>,
+    /// Write a table of Markdown to FILE
+    #[arg(long, value_name = "FILE")]
+    export_md: Option<PathBuf>,
+    /// Overwrite the files that results are written to
     #[arg(long)]
     force: bool,
-    /// Show the ratios of an earlier --save file beside the new ones
+    /// Show the ratios of an earlier JSON file beside the new ones
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
-    /// Keep built kernels and inputs in DIR, and reuse those that exist there
+    /// With suites: keep built kernels and inputs in DIR, and reuse those that exist there
     #[arg(long, value_name = "DIR")]
     work_dir: Option<PathBuf>,
 }
 
 /// Which time is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum Clock {
     /// From start to end.
     Wall,
@@ -101,227 +175,232 @@ pub enum Clock {
     Cpu,
 }
 
-/// One column of the table.
-enum Launcher {
-    Tier(Tier),
-    Peer(Peer),
-}
-
-impl Launcher {
-    fn name(&self) -> String {
+impl Clock {
+    /// `wall` or `cpu`.
+    pub fn name(self) -> &'static str {
         match self {
-            Launcher::Tier(tier) => tier.to_string(),
-            Launcher::Peer(peer) => peer.name.clone(),
+            Clock::Wall => "wall",
+            Clock::Cpu => "cpu",
         }
     }
 
-    /// The command line of the guest under this launcher; `own` is dynasour's file.
-    fn launch(&self, guest: &Invocation, own: &Path) -> Invocation {
+    /// This time of a run.
+    pub fn of(self, sample: &Sample) -> f64 {
         match self {
-            Launcher::Peer(peer) => peer.launch(guest),
-            Launcher::Tier(tier) => {
-                let head = [
-                    own.into(),
-                    "run".into(),
-                    "--tier".into(),
-                    OsString::from(tier.to_string()),
-                    "--".into(),
-                ];
-                Invocation {
-                    argv: head.into_iter().chain(guest.argv.clone()).collect(),
-                    stdin: guest.stdin.clone(),
-                }
-            }
+            Clock::Wall => sample.wall,
+            Clock::Cpu => sample.cpu,
         }
     }
 }
 
-/// Runs the command. The exit status is 1 if some row differs from native.
+impl Line for Row {
+    const FORMAT: &'static str = report::FORMAT;
+    const ALL: &'static str = "rows";
+
+    fn index(&self) -> usize {
+        self.index
+    }
+
+    fn total(&self) -> usize {
+        self.total
+    }
+
+    fn setting(&self) -> Option<String> {
+        let launchers: Vec<&str> = self.cells.iter().map(|cell| cell.launcher.as_str()).collect();
+        let options = shell_words::join(&self.run_options);
+        Some(format!(
+            "dynasour {}, {} clock, tiers {} with options '{options}'",
+            self.version,
+            self.clock.name(),
+            launchers.join(",")
+        ))
+    }
+}
+
+/// Runs the command. The exit status is 1 if some row differs from native, or if rows of a merged
+/// study are missing.
 ///
 /// # Errors
 /// Why nothing was measured.
 pub fn run(args: &BenchArgs) -> Result<i32> {
+    if args.schema {
+        let schema = serde_json::to_string_pretty(&schemars::schema_for!(Row)).context("schema")?;
+        Output::stdout()?.write(&(schema + "\n"))?;
+        return Ok(0);
+    }
+    let earlier = args.compare.as_deref().map(earlier).transpose()?;
+    if !args.merge.is_empty() {
+        let (rows, problems) = merge::merge::<Row>(&args.merge)?;
+        let mut sinks = args.sinks()?;
+        for row in &rows {
+            sinks.iter_mut().try_for_each(|sink| sink.row(row))?;
+        }
+        let report = Report::new(rows);
+        finish(&mut sinks, &report, earlier.as_ref())?;
+        problems.iter().for_each(|problem| eprintln!("dynasour: {problem}"));
+        return Ok(i32::from(!report.all_agree() || !problems.is_empty()));
+    }
     let suites = args.suites.iter().map(|path| Suite::read(path)).collect::<Result<Vec<_>>>()?;
     args.peer.iter().try_for_each(Peer::check)?;
-    let earlier = args.compare.as_deref().map(read_report).transpose()?;
-    if let Some(save) = args.save.as_ref().filter(|save| !args.force && save.exists()) {
-        bail!("{} exists; --force overwrites it", save.display());
+    if let Some(input) = &args.input {
+        File::open(input).with_context(|| format!("cannot read {}", input.display()))?;
     }
-    let temporary;
-    let directory = match &args.work_dir {
-        Some(directory) => {
-            std::path::absolute(directory).context("cannot resolve the path given to --work-dir")?
-        }
-        None => {
-            temporary = tempfile::tempdir().context("cannot make a temporary directory")?;
-            temporary.path().to_path_buf()
-        }
-    };
-    std::fs::create_dir_all(&directory)
-        .with_context(|| format!("cannot create {}", directory.display()))?;
+    let commands = args.commands()?;
     let bar = progress();
+    let mut session = Session::new(args, &bar)?;
+    let mut sinks = args.sinks()?;
+    let workshop = Shop::open(args)?;
     bar.set_message("preparing");
-    let workloads = prepare(args, &suites, &directory)?;
-    let runnable = workloads.iter().filter(|w| w.native.is_ok()).count() as u64;
-    let tiers = args.tiers.iter().copied().map(Launcher::Tier);
-    let launchers: Vec<Launcher> =
-        tiers.chain(args.peer.iter().cloned().map(Launcher::Peer)).collect();
-    bar.set_length(runnable * u64::from(args.runs) * (launchers.len() as u64 + 1));
-    let own = std::env::current_exe().context("cannot find this program")?;
-    let session =
-        Session { args, launchers: &launchers, own: &own, directory: &directory, bar: &bar };
-    let rows =
-        workloads.iter().map(|workload| session.measure(workload)).collect::<Result<Vec<_>>>()?;
-    bar.finish_and_clear();
-    let report = Report {
-        version: env!("CARGO_PKG_VERSION").to_string(),
-        suites: suites.into_iter().map(|suite| suite.name).collect(),
-        clock: args
-            .clock
-            .to_possible_value()
-            .map_or_else(String::new, |v| v.get_name().to_string()),
-        columns: launchers.iter().map(Launcher::name).collect(),
-        rows,
-    };
-    let json = serde_json::to_string_pretty(&report).context("results")? + "\n";
-    if let Some(save) = &args.save {
-        std::fs::write(save, &json).with_context(|| format!("cannot write {}", save.display()))?;
+    let (workloads, total) = args.prepare(&suites, commands, &workshop.directory)?;
+    if workloads.is_empty() {
+        eprintln!("dynasour: the study has {total} rows, and none in this shard");
+    } else {
+        session.start_up()?;
     }
-    print!("{}", if args.json { json } else { report.table(earlier.as_ref()) });
+    let runnable = workloads.iter().filter(|w| w.native.is_ok()).count() as u64;
+    bar.set_length(runnable * session.steps());
+    bar.set_position(0);
+    let mut rows = Vec::new();
+    for workload in &workloads {
+        let row = session.measure(workload, total)?;
+        bar.suspend(|| sinks.iter_mut().try_for_each(|sink| sink.row(&row)))?;
+        rows.push(row);
+    }
+    bar.finish_and_clear();
+    let report = Report::new(rows);
+    finish(&mut sinks, &report, earlier.as_ref())?;
     Ok(i32::from(!report.all_agree()))
 }
 
-fn read_report(path: &Path) -> Result<Report> {
-    let text =
-        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    serde_json::from_str(&text)
-        .with_context(|| format!("{} is not what --save writes", path.display()))
+/// Ends all outputs. Notes that a table would have go to standard error if standard output has
+/// none.
+fn finish(sinks: &mut [Sink], report: &Report, earlier: Option<&Report>) -> Result<()> {
+    if sinks.iter().all(|sink| sink.form != Form::Table) {
+        report.notes().iter().for_each(|note| eprintln!("dynasour: {note}"));
+    }
+    sinks.iter_mut().try_for_each(|sink| sink.finish(report, earlier))
+}
+
+fn earlier(path: &Path) -> Result<Report> {
+    let (rows, incomplete) = merge::read::<Row>(path)?;
+    if let Some(incomplete) = incomplete {
+        eprintln!("dynasour: {incomplete}");
+    }
+    Ok(Report::new(rows))
 }
 
 /// A progress bar whose length is not known yet.
 pub fn progress() -> ProgressBar {
     let bar = ProgressBar::new(0);
     if let Ok(style) =
-        ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} (left {eta}) {msg}")
+        ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} (left {eta}) {prefix}{msg}")
     {
         bar.set_style(style);
     }
+    // Redrawn also while one run takes long.
+    bar.enable_steady_tick(Duration::from_millis(500));
     bar
 }
 
-/// The workloads whose names `--only` accepts.
-fn prepare(args: &BenchArgs, suites: &[Suite], directory: &Path) -> Result<Vec<Workload>> {
-    let wanted = |name: &str| {
-        args.only.is_empty() || args.only.iter().any(|text| name.contains(text.as_str()))
-    };
-    let workshop = Workshop { directory, small: args.small };
-    let mut workloads = Vec::new();
-    for suite in suites {
-        for entry in &suite.entries {
-            workloads.extend(workshop.prepare(suite, entry, wanted)?);
-        }
-    }
-    ensure!(!workloads.is_empty(), "no workload's name contains one of {:?}", args.only);
-    Ok(workloads)
+/// The directory of built kernels and inputs.
+struct Shop {
+    directory: PathBuf,
+    /// Removes the directory at the end, unless it is the user's.
+    _temporary: Option<tempfile::TempDir>,
 }
 
-/// The state of one bench run.
-struct Session<'a> {
-    args: &'a BenchArgs,
-    launchers: &'a [Launcher],
-    own: &'a Path,
-    directory: &'a Path,
-    bar: &'a ProgressBar,
+impl Shop {
+    fn open(args: &BenchArgs) -> Result<Shop> {
+        let (directory, temporary) = match &args.work_dir {
+            Some(directory) => {
+                let directory = std::path::absolute(directory)
+                    .context("cannot resolve the path given to --work-dir")?;
+                // Shards that run at the same time must not write the same inputs.
+                let shard = args.shard.map(|s| format!("shard-{s}").replace('/', "-of-"));
+                (directory.join(shard.unwrap_or_default()), None)
+            }
+            None => {
+                let temporary = tempfile::tempdir().context("cannot make a temporary directory")?;
+                (temporary.path().to_path_buf(), Some(temporary))
+            }
+        };
+        std::fs::create_dir_all(&directory)
+            .with_context(|| format!("cannot create {}", directory.display()))?;
+        Ok(Shop { directory, _temporary: temporary })
+    }
 }
 
-impl Session<'_> {
-    /// Measures one workload in all rounds.
-    fn measure(&self, workload: &Workload) -> Result<Row> {
-        let mut row = Row {
-            name: workload.name.clone(),
-            class: workload.class.clone(),
-            skipped: None,
-            native: Cell::default(),
-            cells: self.launchers.iter().map(|_| Cell::default()).collect(),
+impl BenchArgs {
+    /// Standard output and the files, all open.
+    fn sinks(&self) -> Result<Vec<Sink>> {
+        let form = match () {
+            () if self.json => Form::Json,
+            () if self.jsonl => Form::JsonLines,
+            () if self.csv => Form::Csv,
+            () => Form::Table,
         };
-        let native = match &workload.native {
-            Ok(native) => native,
-            Err(why) => {
-                row.skipped = Some(why.clone());
-                return Ok(row);
-            }
-        };
-        for _ in 0..self.args.runs {
-            let expected = self.once(&workload.name, native, &mut row.native, None)?;
-            if row.native.trouble.is_some() {
-                // Without a native run there is nothing to compare with.
-                self.bar.inc(u64::from(self.args.runs) * (self.launchers.len() as u64 + 1) - 1);
-                return Ok(row);
-            }
-            for (launcher, cell) in self.launchers.iter().zip(&mut row.cells) {
-                if cell.trouble.is_some() {
-                    self.bar.inc(1);
-                    continue;
-                }
-                self.once(
-                    &workload.name,
-                    &launcher.launch(native, self.own),
-                    cell,
-                    Some(&expected),
-                )?;
+        let mut sinks = vec![Sink::new(form, Output::stdout()?)];
+        let files = [
+            (Form::Json, &self.export_json),
+            (Form::JsonLines, &self.export_jsonl),
+            (Form::Csv, &self.export_csv),
+            (Form::Markdown, &self.export_md),
+        ];
+        for (form, path) in files {
+            if let Some(path) = path {
+                sinks.push(Sink::new(form, Output::open(path, self.force)?));
             }
         }
-        let base = self.clock(&row.native).to_vec();
-        row.native.seconds = median(&base);
-        for cell in &mut row.cells {
-            cell.seconds = median(self.clock(cell));
-            cell.ratio = Ratio::of(self.clock(cell), &base);
-        }
-        Ok(row)
+        output::check_distinct(sinks.iter().map(Sink::output))?;
+        Ok(sinks)
     }
 
-    fn clock<'c>(&self, cell: &'c Cell) -> &'c [f64] {
-        match self.args.clock {
-            Clock::Wall => &cell.wall,
-            Clock::Cpu => &cell.cpu,
+    /// The command lines of the list, or the one of the command line.
+    fn commands(&self) -> Result<Vec<Vec<OsString>>> {
+        if let Some(list) = &self.list {
+            return study::read_list(list);
         }
+        let Some(program) = self.command.first() else { return Ok(Vec::new()) };
+        plan::find(&program.to_string_lossy())?;
+        Ok(vec![self.command.clone()])
     }
 
-    /// Runs a workload once and adds the result to `cell`. `expected` is the native run to compare
-    /// with; `None` for the native run itself.
-    fn once(
+    /// The workloads that `--only` accepts and that are of the shard, and the number of all that
+    /// `--only` accepts.
+    fn prepare(
         &self,
-        name: &str,
-        run: &Invocation,
-        cell: &mut Cell,
-        expected: Option<&Sample>,
-    ) -> Result<Sample> {
-        self.bar.set_message(name.to_string());
-        let sample = run.run(self.directory, Duration::from_secs(self.args.limit))?;
-        self.bar.inc(1);
-        cell.wall.push(sample.wall);
-        cell.cpu.push(sample.cpu);
-        cell.memory = cell.memory.max(sample.memory);
-        cell.trouble = self.trouble(&sample, expected);
-        if let Some(trouble) = &cell.trouble {
-            self.bar.suspend(|| eprintln!("dynasour: {name}: {trouble}: {}", run.line()));
+        suites: &[Suite],
+        commands: Vec<Vec<OsString>>,
+        directory: &Path,
+    ) -> Result<(Vec<Workload>, usize)> {
+        let shard = self.shard.unwrap_or_default();
+        let (total, indices) = (RefCell::new(0), RefCell::new(Vec::new()));
+        let wanted = |name: &str| {
+            let only = self.only.is_empty() || self.only.iter().any(|text| name.contains(text));
+            let index = *total.borrow();
+            *total.borrow_mut() += usize::from(only);
+            let here = only && shard.has(index);
+            indices.borrow_mut().extend(here.then_some(index));
+            here
+        };
+        let workshop = Workshop { directory, small: self.small };
+        let mut workloads = Vec::new();
+        for suite in suites {
+            for entry in &suite.entries {
+                workloads.extend(workshop.prepare(suite, entry, wanted)?);
+            }
         }
-        Ok(sample)
-    }
-
-    /// What is wrong with a run; `None` if nothing is.
-    fn trouble(&self, sample: &Sample, expected: Option<&Sample>) -> Option<String> {
-        if sample.timed_out {
-            return Some(format!("over {} s", self.args.limit));
+        for argv in commands {
+            let run = Invocation { argv, stdin: self.input.clone() };
+            if wanted(&run.line()) {
+                workloads.push(Workload::of_command(run));
+            }
         }
-        match expected {
-            None if sample.status.success() => None,
-            Some(e) if e.status == sample.status && e.stdout == sample.stdout => None,
-            _ => Some(match (sample.status.signal(), expected) {
-                (Some(signal), _) => format!("SIGNAL {signal}"),
-                (None, Some(_)) => "DIFFERS".to_string(),
-                (None, None) => format!("status {}", sample.status.code().unwrap_or(-1)),
-            }),
+        for (workload, index) in workloads.iter_mut().zip(indices.into_inner()) {
+            workload.index = index;
         }
+        let total = total.into_inner();
+        ensure!(total > 0, "no workload's name contains one of {:?}", self.only);
+        Ok((workloads, total))
     }
 }

@@ -21,12 +21,33 @@ use std::process::Command;
 /// One row to be measured.
 #[derive(Debug)]
 pub struct Workload {
+    /// Its place in the study, from 0.
+    pub index: usize,
+    /// The suite that it is of.
+    pub suite: Option<String>,
     /// Its name.
     pub name: String,
     /// Its class.
     pub class: String,
+    /// The working directory of its runs.
+    pub directory: PathBuf,
     /// The native command line, or why the workload cannot run here.
     pub native: Result<Invocation, String>,
+}
+
+impl Workload {
+    /// A command line of the user, which runs in the current directory.
+    pub fn of_command(run: Invocation) -> Workload {
+        let found = find(&run.argv[0].to_string_lossy());
+        Workload {
+            index: 0,
+            suite: None,
+            name: run.line(),
+            class: "program".to_string(),
+            directory: PathBuf::from("."),
+            native: found.map(|_| run).map_err(|error| format!("{error:#}")),
+        }
+    }
 }
 
 /// Another launcher: `NAME='CMD {}'`.
@@ -105,7 +126,14 @@ impl Workshop<'_> {
             let native = self
                 .command(suite, entry, n, &name, level)
                 .with_context(|| format!("workload '{name}'"))?;
-            rows.push(Workload { name, class: entry.class.clone(), native });
+            rows.push(Workload {
+                index: 0,
+                suite: Some(suite.name.clone()),
+                name,
+                class: entry.class.clone(),
+                directory: self.directory.to_path_buf(),
+                native,
+            });
         }
         Ok(rows)
     }

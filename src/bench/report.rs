@@ -1,64 +1,157 @@
-//! The results of a bench run: as a table, as JSON, and beside an earlier run.
+//! The results of a bench run, as they are written: one [`Row`] for each workload.
 //!
-//! Data: [`Report`] has a [`Row`] for each workload and a [`Cell`] for each launcher. Invariant:
-//! cells are in the order of the columns; a skipped row has no measurement. No lock. The tests have
-//! an example of a table.
+//! Data: a [`Row`] has a [`Cell`] for the native runs and one for each launcher. A row says
+//! everything that is needed to read it alone, so that lines of several files can be put together
+//! ([`super::merge`]). Invariants: all rows of a [`Report`] have the same launchers in the same
+//! order; a skipped row has no measurement; the runs of a cell without trouble are beside the
+//! native runs of the same rounds. No lock.
+//!
+//! ```text
+//! {"format":"dynasour-bench-1", …, "index":0, "total":2, "name":"./a.out", …,
+//!  "native":{"launcher":"native", …}, "cells":[{"launcher":"full", …}]}
+//! ```
 
-use crate::bench::summary::{Ratio, geometric_mean};
+use crate::bench::Clock;
+use crate::bench::summary::{Ratio, geometric_mean, median, outliers};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
-use std::fmt::Write as _;
 
-/// What `--json` prints and `--save` writes.
-#[derive(Debug, Serialize, Deserialize)]
+/// The name of this form. Its number changes when a field changes its meaning or goes.
+pub const FORMAT: &str = "dynasour-bench-1";
+
+/// The largest share of a run's time that may be start-up before the workload counts as too short
+/// (guess: a tenth changes a ratio less than machines differ).
+const START_SHARE: f64 = 0.1;
+
+/// All rows of a run: what `--json` prints and `--export-json` writes.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Report {
-    /// Version of the dynasour that measured.
-    pub version: String,
-    /// Names of the suites.
-    pub suites: Vec<String>,
-    /// `wall` or `cpu`: the time from which ratios are computed.
-    pub clock: String,
-    /// Names of the columns after native.
-    pub columns: Vec<String>,
+    /// `dynasour-bench-1`.
+    pub format: String,
     /// One for each workload.
     pub rows: Vec<Row>,
 }
 
-/// One workload.
-#[derive(Debug, Serialize, Deserialize)]
+/// One workload: one line of `--jsonl`.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[schemars(title = "dynasour-bench-1")]
 pub struct Row {
-    /// Its name.
+    /// `dynasour-bench-1`.
+    #[schemars(extend("const" = FORMAT))]
+    pub format: String,
+    /// Version of the dynasour that measured.
+    pub version: String,
+    /// Name of the machine.
+    pub host: String,
+    /// Model of its processor.
+    pub processor: String,
+    /// The time from which ratios are computed.
+    pub clock: Clock,
+    /// Options of `run` with which the tiers ran.
+    pub run_options: Vec<String>,
+    /// Place in the study, from 0. Shards of a study have different ones.
+    pub index: usize,
+    /// Rows of the whole study.
+    pub total: usize,
+    /// The suite, if it is of one.
+    pub suite: Option<String>,
+    /// Name of the workload; the command line if it is of no suite.
     pub name: String,
-    /// Its class.
+    /// Class of the workload. Tables have a mean for each class.
     pub class: String,
+    /// The native command line, for a shell.
+    pub command: Option<String>,
     /// Why it was not measured.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub skipped: Option<String>,
+    /// If too much of the time under some tier is start-up: native seconds that the workload should
+    /// take at least.
+    pub too_short: Option<f64>,
     /// The native runs.
     pub native: Cell,
-    /// The runs under each launcher, in the order of [`Report::columns`].
+    /// The runs under each launcher (tiers, then peers).
     pub cells: Vec<Cell>,
 }
 
 /// One workload under one launcher.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct Cell {
-    /// Seconds of each run.
+    /// `native`, a tier, or the name of a peer.
+    pub launcher: String,
+    /// Seconds of each run from start to end.
     pub wall: Vec<f64>,
-    /// Processor seconds of each run.
+    /// Processor seconds of each run, user and system, with children.
     pub cpu: Vec<f64>,
-    /// Median of the seconds by the chosen clock.
-    pub seconds: Option<f64>,
-    /// Ratio to native.
+    /// Seconds by the row's clock.
+    pub seconds: Option<Ratio>,
+    /// Ratio to native: each run is divided by the native run of its round.
     pub ratio: Option<Ratio>,
-    /// Peak resident bytes.
+    /// Runs, counted from 0, whose time is far from the median of all.
+    pub outliers: Vec<usize>,
+    /// Peak resident bytes of the largest process.
     pub memory: u64,
-    /// What went wrong: `DIFFERS`, a signal, a status, a timeout.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    /// Median seconds of a run of `/bin/true` under this launcher, by the row's clock. They are
+    /// part of the times above.
+    pub start_up: Option<f64>,
+    /// What went wrong: `DIFFERS`, `VARIES`, a signal, a status, a timeout.
     pub trouble: Option<String>,
 }
 
+impl Cell {
+    /// The times of a clock.
+    pub fn times(&self, clock: Clock) -> &[f64] {
+        match clock {
+            Clock::Wall => &self.wall,
+            Clock::Cpu => &self.cpu,
+        }
+    }
+}
+
+impl Row {
+    /// Computes the figures from the times of the runs.
+    pub fn finish(&mut self) {
+        let base = self.native.times(self.clock).to_vec();
+        for cell in self.cells.iter_mut().chain([&mut self.native]) {
+            let times = cell.times(self.clock);
+            let (seconds, ratio, far) =
+                (Ratio::among(times), Ratio::of(times, &base), outliers(times));
+            (cell.seconds, cell.ratio, cell.outliers) = (seconds, ratio, far);
+        }
+        self.too_short = self.native_seconds_to_try();
+    }
+
+    /// The largest share of a ratio that half of its interval is; `None` while a ratio has no
+    /// interval.
+    pub fn uncertainty(&self) -> Option<f64> {
+        let base = self.native.times(self.clock);
+        let sound = self.cells.iter().filter(|cell| cell.trouble.is_none());
+        sound
+            .map(|cell| Ratio::of(cell.times(self.clock), base)?.uncertainty())
+            .try_fold(0.0, |most, share| Some(share?.max(most)))
+    }
+
+    /// Native seconds from which on start-up is at most [`START_SHARE`] of the time, if the rest
+    /// takes about as long as natively; `None` if it is that already.
+    fn native_seconds_to_try(&self) -> Option<f64> {
+        let starts = self.cells.iter().filter(|cell| cell.trouble.is_none()).filter_map(|cell| {
+            let (start, seconds) = (cell.start_up?, median(cell.times(self.clock))?);
+            (start > START_SHARE * seconds).then_some(start)
+        });
+        starts.map(|start| start * (1.0 / START_SHARE - 1.0)).max_by(f64::total_cmp)
+    }
+}
+
 impl Report {
+    /// A report of these rows.
+    pub fn new(rows: Vec<Row>) -> Report {
+        Report { format: FORMAT.to_string(), rows }
+    }
+
+    /// Names of the launchers after native.
+    pub fn columns(&self) -> Vec<&str> {
+        let first = self.rows.first();
+        first.map_or(Vec::new(), |row| row.cells.iter().map(|c| c.launcher.as_str()).collect())
+    }
+
     /// Did every measured row agree with native?
     pub fn all_agree(&self) -> bool {
         self.rows.iter().all(|row| {
@@ -66,170 +159,91 @@ impl Report {
         })
     }
 
-    /// The table. With `earlier`, each ratio stands beside the earlier one.
-    pub fn table(&self, earlier: Option<&Report>) -> String {
-        let mut lines = vec![self.header(earlier.is_some())];
-        lines.extend(
-            self.rows.iter().filter(|row| row.skipped.is_none()).map(|row| self.line(row, earlier)),
-        );
-        let classes: BTreeSet<&str> = self.rows.iter().map(|row| row.class.as_str()).collect();
-        if classes.len() > 1 {
-            lines.extend(
-                classes
-                    .iter()
-                    .map(|class| self.mean_line(&format!("mean: {class}"), Some(class), earlier)),
-            );
-        }
-        lines.push(self.mean_line("mean: all", None, earlier));
-        let mut out = aligned(&lines);
-        for row in &self.rows {
-            if let Some(why) = &row.skipped {
-                let _ = writeln!(out, "skipped {}: {why}", row.name);
-            }
-        }
-        out
+    /// The cell of a workload under a launcher.
+    pub fn cell(&self, name: &str, launcher: &str) -> Option<&Cell> {
+        let row = self.rows.iter().find(|row| row.name == name)?;
+        row.cells.iter().find(|cell| cell.launcher == launcher)
     }
 
-    fn header(&self, compared: bool) -> Vec<String> {
-        let mut line = vec!["workload".to_string(), "native s".to_string()];
-        for column in &self.columns {
-            line.push(format!("{column} / native"));
-            line.push("95 %".to_string());
-            if compared {
-                line.push("was".to_string());
-            }
-            line.push("MiB".to_string());
-        }
-        line
-    }
-
-    fn line(&self, row: &Row, earlier: Option<&Report>) -> Vec<String> {
-        let seconds = row.native.seconds.map_or("-".to_string(), |s| format!("{s:.3}"));
-        let mut line = vec![row.name.clone(), row.native.trouble.clone().unwrap_or(seconds)];
-        for (column, cell) in self.columns.iter().zip(&row.cells) {
-            match (&cell.trouble, cell.ratio) {
-                (Some(trouble), _) => line.extend([trouble.clone(), String::new()]),
-                (None, Some(r)) => {
-                    line.extend([format!("{:.2}", r.median), format!("{:.2}-{:.2}", r.low, r.high)])
-                }
-                (None, None) => line.extend(["-".to_string(), String::new()]),
-            }
-            if let Some(earlier) = earlier {
-                let was = earlier.cell(&row.name, column).and_then(|cell| cell.ratio);
-                line.push(was.map_or("-".to_string(), |r| format!("{:.2}", r.median)));
-            }
-            line.push(format!("{:.0}", cell.memory as f64 / f64::from(1 << 20)));
-        }
-        line
-    }
-
-    fn mean_line(&self, name: &str, class: Option<&str>, earlier: Option<&Report>) -> Vec<String> {
-        let shown = |mean: Option<f64>| mean.map_or("-".to_string(), |mean| format!("{mean:.2}"));
-        let mut line = vec![name.to_string(), String::new()];
-        for column in &self.columns {
-            line.extend([shown(self.mean(column, class)), String::new()]);
-            if let Some(earlier) = earlier {
-                line.push(shown(earlier.mean(column, class)));
-            }
-            line.push(String::new());
-        }
-        line
-    }
-
-    fn cell(&self, name: &str, column: &str) -> Option<&Cell> {
-        let index = self.columns.iter().position(|c| c == column)?;
-        self.rows.iter().find(|row| row.name == name)?.cells.get(index)
-    }
-
-    /// The geometric mean of a column's ratios over the rows of a class, or over all.
-    pub fn mean(&self, column: &str, class: Option<&str>) -> Option<f64> {
-        let index = self.columns.iter().position(|c| c == column)?;
+    /// The geometric mean of a launcher's ratios over the rows of a class, or over all.
+    pub fn mean(&self, launcher: &str, class: Option<&str>) -> Option<f64> {
         let rows = self.rows.iter().filter(|row| class.is_none_or(|class| row.class == class));
-        geometric_mean(rows.filter_map(|row| {
-            let cell = row.cells.get(index).filter(|cell| cell.trouble.is_none())?;
-            cell.ratio.map(|ratio| ratio.median)
-        }))
+        let cells = rows.flat_map(|row| &row.cells);
+        let sound = cells.filter(|cell| cell.launcher == launcher && cell.trouble.is_none());
+        geometric_mean(sound.filter_map(|cell| Some(cell.ratio?.median)))
     }
 }
 
-/// Pads columns to their widest cell: the first is left-aligned, the others right-aligned.
-pub fn aligned(lines: &[Vec<String>]) -> String {
-    let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |i: usize| {
-        lines.iter().filter_map(|l| l.get(i)).map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let mut out = String::new();
-    for line in lines {
-        let mut text = String::new();
-        for (i, (cell, width)) in line.iter().zip(&widths).enumerate() {
-            let _ = if i == 0 {
-                write!(text, "{cell:<width$}")
-            } else {
-                write!(text, "  {cell:>width$}")
-            };
-        }
-        out.push_str(text.trim_end());
-        out.push('\n');
+#[cfg(test)]
+pub mod examples {
+    use super::*;
+
+    /// A row with these seconds natively, and under each launcher.
+    pub fn row(index: usize, name: &str, native: &[f64], under: &[(&str, &[f64])]) -> Row {
+        let cell = |launcher: &str, times: &[f64]| Cell {
+            launcher: launcher.to_string(),
+            wall: times.to_vec(),
+            cpu: times.to_vec(),
+            memory: 5 << 20,
+            ..Cell::default()
+        };
+        let mut row = Row {
+            format: FORMAT.to_string(),
+            version: "0".to_string(),
+            host: "here".to_string(),
+            processor: "x".to_string(),
+            clock: Clock::Wall,
+            run_options: Vec::new(),
+            index,
+            total: 4,
+            suite: None,
+            name: name.to_string(),
+            class: "all".to_string(),
+            command: Some(name.to_string()),
+            skipped: None,
+            too_short: None,
+            native: cell("native", native),
+            cells: under.iter().map(|(launcher, times)| cell(launcher, times)).collect(),
+        };
+        row.finish();
+        row
     }
-    out
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn cell(ratio: f64) -> Cell {
-        let ratio = Ratio { median: ratio, low: ratio - 0.1, high: ratio + 0.1 };
-        Cell { ratio: Some(ratio), seconds: Some(1.0), memory: 5 << 20, ..Cell::default() }
-    }
-
-    fn report(first: f64) -> Report {
-        let row = |name: &str, class: &str, cells| Row {
-            name: name.to_string(),
-            class: class.to_string(),
-            skipped: None,
-            native: Cell { seconds: Some(0.5), ..Cell::default() },
-            cells,
-        };
-        let mut missing = row("lua", "b", Vec::new());
-        missing.skipped = Some("not found".to_string());
-        let differs = Cell { trouble: Some("DIFFERS".to_string()), ..cell(9.0) };
-        Report {
-            version: String::new(),
-            suites: Vec::new(),
-            clock: "wall".to_string(),
-            columns: vec!["dynamo".to_string()],
-            rows: vec![
-                row("one", "a", vec![cell(first)]),
-                row("two", "b", vec![cell(4.0)]),
-                row("three", "b", vec![differs]),
-                missing,
-            ],
-        }
+    #[test]
+    fn a_row_is_as_uncertain_as_its_worst_ratio() {
+        let times = [1.0; 10];
+        let mut wide = times;
+        wide[..4].copy_from_slice(&[0.9, 0.9, 1.1, 1.1]);
+        let row = examples::row(0, "p", &times, &[("copy", &times), ("full", &wide)]);
+        assert!((row.uncertainty().expect("enough runs") - 0.1).abs() < 1e-9);
+        let few = examples::row(0, "p", &times[..5], &[("copy", &times[..5])]);
+        assert_eq!(few.uncertainty(), None);
+        let mut differs = row.clone();
+        differs.cells[1].trouble = Some("DIFFERS".to_string());
+        assert_eq!(differs.uncertainty(), Some(0.0));
     }
 
     #[test]
-    fn the_table_has_rows_means_and_what_was_skipped() {
-        let table = report(1.0).table(Some(&report(2.25)));
-        let expected = "\
-workload   native s  dynamo / native       95 %   was  MiB
-one           0.500             1.00  0.90-1.10  2.25    5
-two           0.500             4.00  3.90-4.10  4.00    5
-three         0.500          DIFFERS             9.00    5
-mean: a                         1.00             2.25
-mean: b                         4.00             4.00
-mean: all                       2.00             3.00
-skipped lua: not found
-";
-        assert_eq!(table, expected);
-        assert!(!report(1.0).all_agree());
+    fn short_programs_are_mostly_start_up() {
+        let mut row = examples::row(0, "p", &[0.1], &[("copy", &[0.15]), ("full", &[0.2])]);
+        (row.cells[0].start_up, row.cells[1].start_up) = (Some(0.014), Some(0.05));
+        row.finish();
+        assert!((row.too_short.expect("a quarter is start-up") - 0.45).abs() < 1e-9);
+        row.cells[1].start_up = Some(0.02);
+        row.finish();
+        assert_eq!(row.too_short, None);
     }
 
     #[test]
-    fn saved_reports_are_read_back() {
-        let saved = serde_json::to_string(&report(1.0)).expect("plain data");
-        let read: Report = serde_json::from_str(&saved).expect("the same form");
-        assert_eq!(read.table(None), report(1.0).table(None));
+    fn rows_are_read_back() {
+        let row = examples::row(3, "p", &[0.1; 6], &[("copy", &[0.15; 6])]);
+        let written = serde_json::to_string(&row).expect("plain data");
+        let read: Row = serde_json::from_str(&written).expect("the same form");
+        assert_eq!(serde_json::to_string(&read).expect("plain data"), written);
     }
 }

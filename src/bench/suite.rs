@@ -21,8 +21,8 @@
 //! inputs.text = { kind = "text", size = "{n}" }
 //! ```
 //!
-//! Invariant: each [`WorkloadEntry`] of a [`Suite`] has either a source with levels or a command, and its
-//! name is unique. No lock.
+//! Invariant: each [`WorkloadEntry`] of a [`Suite`] has either a source with levels or a command,
+//! and its name is unique. No lock.
 
 use crate::bench::inputs::Input;
 use anyhow::{Context, Result, bail};
@@ -93,8 +93,10 @@ impl Suite {
     /// # Errors
     /// The file cannot be read, or an entry is wrong; the message names its line and the reason.
     pub fn read(path: &Path) -> Result<Suite> {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read suite {}", path.display()))?;
+        let text = std::fs::read_to_string(path).with_context(|| {
+            let hint = "(to measure a program: dynasour bench -- PROG ARGS)";
+            format!("cannot read suite {} {hint}", path.display())
+        })?;
         let directory = path.parent().unwrap_or(Path::new("")).to_path_buf();
         Suite::parse(&text, directory).with_context(|| format!("suite {}", path.display()))
     }

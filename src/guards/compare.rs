@@ -6,7 +6,8 @@
 //! The cost of a deoptimisation is measured by pairs of runs. In one of the two, `--chaos` makes
 //! each guard fail with a probability of one in ten. The difference in time, divided by the
 //! difference in deoptimisations, is the cost. The other run also has the machinery of `--chaos`,
-//! which links no fragments, but makes nothing fail.
+//! which links no fragments, but makes nothing fail. A cost that noise can explain is not
+//! determined ([`fit::median_cost`]). The two kinds of rounds end separately, by the same options.
 //!
 //! No data: results go to the rows of [`Report`]. No lock.
 //!
@@ -14,8 +15,9 @@
 //! costs 1,000 ns.
 
 use crate::bench::measure::Sample;
-use crate::bench::summary::{Ratio, median};
+use crate::bench::summary::{FEWEST_FOR_INTERVAL, Ratio, median};
 use crate::guards::counts::Counts;
+use crate::guards::fit;
 use crate::guards::report::{Report, Row};
 use crate::guards::{Run, Session};
 use anyhow::{Context, Result, bail};
@@ -28,24 +30,24 @@ const OFTEN: &str = "1/10";
 /// `--chaos` of the run without failures: the lowest rate that the option accepts. Practically no
 /// guard fails.
 pub const NEVER: &str = "1/4294967295";
-/// Rounds of the cost measurement (guess; fewer give wider intervals).
-const COST_ROUNDS: u32 = 3;
+/// Most rounds of the cost measurement: as few as have an interval, because they take two runs of
+/// each policy.
+const COST_ROUNDS: usize = FEWEST_FOR_INTERVAL;
 /// The least difference in deoptimisations for which a cost is reported (guess; with fewer their
 /// time is smaller than the noise of the clock).
 const ENOUGH_DEOPTS: u64 = 5_000;
 
-/// Measures; the second result says whether all runs agreed with native.
+/// Measures.
 ///
 /// # Errors
 /// Why nothing was measured.
-pub fn run(session: &Session, expected: &Sample) -> Result<(String, bool)> {
+pub fn run(session: &Session, expected: &Sample) -> Result<Report> {
     let policies = chosen(&session.args.policies);
-    let (runs, costs) = (
-        session.args.runs,
-        if session.args.no_deopt_cost { 0 } else { session.args.runs.min(COST_ROUNDS) },
-    );
-    let each = 1 + u64::from(runs) + 2 * u64::from(costs);
-    session.bar.set_length(2 + u64::from(runs) + policies.len() as u64 * each);
+    let rounds = &session.args.rounds;
+    let runs = rounds.expected();
+    let costs = if session.args.no_deopt_cost { 0 } else { COST_ROUNDS };
+    let each = 1 + runs + 2 * runs.min(costs as u64);
+    session.bar.set_length(2 + runs + policies.len() as u64 * each);
     let mut rows: Vec<Row> = policies.iter().map(|p| Row::new(p.name(), p.about())).collect();
     for row in &mut rows {
         count(session, expected, row)?;
@@ -55,7 +57,8 @@ pub fn run(session: &Session, expected: &Sample) -> Result<(String, bool)> {
         bail!("{}", session.never_hot(expected));
     }
     let mut native = Vec::new();
-    for round in 0..runs as usize {
+    let mut counter = rounds.begin();
+    while let Some(round) = counter.next(|| uncertainty(&rows, &native)) {
         session.bar.set_message("native");
         native.push(session.clock(&session.run_once(&session.guest)?));
         for i in 0..rows.len() {
@@ -63,7 +66,8 @@ pub fn run(session: &Session, expected: &Sample) -> Result<(String, bool)> {
             time(session, expected, &mut rows[row])?;
         }
     }
-    for round in 0..costs as usize {
+    let mut counter = rounds.begin();
+    while let Some(round) = counter.next(|| None).filter(|round| *round < costs) {
         for i in 0..rows.len() {
             let row = (round + i) % rows.len();
             cost(session, expected, &mut rows[row])?;
@@ -73,21 +77,22 @@ pub fn run(session: &Session, expected: &Sample) -> Result<(String, bool)> {
         rows.iter().find(|row| row.policy == placement::DEFAULT.name() && row.trouble.is_none());
     let base = base.map(|row| row.times.clone());
     for row in &mut rows {
-        row.seconds = Ratio::of(&row.times, &vec![1.0; row.times.len()]);
+        row.seconds = Ratio::among(&row.times);
         row.to_native = Ratio::of(&row.times, &native);
         row.to_default = base.as_ref().and_then(|base| Ratio::of(&row.times, base));
-        row.deopt_ns = Ratio::of(&row.deopt_costs, &vec![1.0; row.deopt_costs.len()]);
+        row.deopt_ns = fit::median_cost(&row.deopt_costs);
         row.compile_ms = median(&row.compile_times);
     }
-    let report = Report::new(session, median(&native), rows);
-    let text = if session.args.json {
-        serde_json::to_string_pretty(&report).context("results")? + "\n"
-    } else if session.args.csv {
-        report.csv()
-    } else {
-        report.table()
-    };
-    Ok((text, report.all_agree()))
+    Ok(Report::new(session, median(&native), rows))
+}
+
+/// The largest share of a ratio to native that half of its interval is; `None` while a ratio has no
+/// interval.
+fn uncertainty(rows: &[Row], native: &[f64]) -> Option<f64> {
+    let sound = rows.iter().filter(|row| row.trouble.is_none());
+    sound
+        .map(|row| Ratio::of(&row.times, native)?.uncertainty())
+        .try_fold(0.0, |most, share| Some(share?.max(most)))
 }
 
 /// The requested policies without duplicates.

@@ -5,11 +5,12 @@
 //! `traces: 1, guards: 2, executed: 200`. No lock.
 
 use dynasour_runtime::observe::census::{Census, Kind, To};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Counts of the guards of one run.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Counts {
     /// Traces made, side traces included.
     pub traces: u64,
@@ -32,7 +33,7 @@ pub struct Counts {
 }
 
 /// The guards of one kind.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct KindCounts {
     /// Number of guards in the code of traces.
     pub guards: u64,

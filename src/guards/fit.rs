@@ -1,17 +1,21 @@
-//! A straight line through measurements, and the frequency of this processor.
+//! A straight line through measurements, when a cost is determined, and the frequency of this
+//! processor.
 //!
-//! No data, no lock.
+//! A deoptimisation cannot cost less than nothing. So a cost that is not above zero is noise, and
+//! its interval with it: the cost is *not determined*. No data, no lock.
 //!
 //! Example: runs with 0, 1,000 and 2,000 deoptimisations take 1, 3 and 5 ms. The line has the
 //! intercept 1 ms and the slope 2 µs, which is the cost of one deoptimisation.
 
+use crate::bench::summary::Ratio;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use statrs::distribution::{ContinuousCDF, StudentsT};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 /// A measured value with its 95 % interval.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Estimate {
     /// The value.
     pub value: f64,
@@ -26,10 +30,28 @@ impl Estimate {
     pub fn scaled(self, factor: f64) -> Estimate {
         Estimate { value: self.value * factor, low: self.low * factor, high: self.high * factor }
     }
+
+    /// The value as a cost; `None` if its interval is not above zero.
+    pub fn cost(self) -> Option<Estimate> {
+        (self.low > 0.0).then_some(self)
+    }
+
+    /// Half of the interval as a share of the value; `None` if the value is not determined.
+    pub fn uncertainty(self) -> Option<f64> {
+        self.cost().map(|cost| (cost.high - cost.low) / 2.0 / cost.value)
+    }
+}
+
+/// The median of costs that were measured one by one; `None` if it is not determined: the lower end
+/// of its interval is not above zero or, with too few for an interval, some cost is not.
+pub fn median_cost(costs: &[f64]) -> Option<Ratio> {
+    let ratio = Ratio::among(costs)?;
+    let least = ratio.low.or_else(|| costs.iter().copied().min_by(f64::total_cmp))?;
+    (least > 0.0).then_some(ratio)
 }
 
 /// `y = intercept + slope * x` by least squares.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Line {
     /// At x = 0.
     pub intercept: f64,
@@ -109,6 +131,24 @@ mod tests {
         assert_eq!(Line::through(&[(1.0, 1.0), (1.0, 2.0), (1.0, 3.0)]), None);
         let exact = Line::through(&[(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]).expect("points");
         assert_eq!((exact.intercept, exact.slope.value, exact.r_squared), (1.0, 2.0, 1.0));
+    }
+
+    #[test]
+    fn costs_are_above_zero_or_not_determined() {
+        let estimate = |low: f64| Estimate { value: 4.0, low, high: 8.0 - low };
+        assert_eq!(estimate(-0.1).cost(), None);
+        assert_eq!(estimate(-0.1).uncertainty(), None);
+        assert_eq!(estimate(3.0).cost(), Some(estimate(3.0)));
+        assert_eq!(estimate(3.0).uncertainty(), Some(0.25));
+        assert_eq!(median_cost(&[]), None);
+        assert_eq!(median_cost(&[900.0, -5.0, 1000.0]), None);
+        let few = median_cost(&[900.0, 5.0, 1000.0]).expect("all are above zero");
+        assert_eq!((few.median, few.low), (900.0, None));
+        let mut many = [1000.0; 20];
+        many[0] = -7.0;
+        assert_eq!(median_cost(&many).expect("its interval is above zero").low, Some(1000.0));
+        many[..9].fill(-7.0);
+        assert_eq!(median_cost(&many), None);
     }
 
     #[test]

@@ -7,7 +7,8 @@
 //!
 //! [`compare`] measures policies, [`sweep`] rates of failing guards. Both use a [`Session`], which
 //! runs the program and checks its output. [`counts`], [`fit`] and [`report`] make numbers of it.
-//! One thread runs everything; no lock.
+//! [`study`] is about many programs (`--list`), of which one that cannot be measured does not stop
+//! the others. One thread runs everything; no lock.
 //!
 //! ```text
 //! dynasour guards --policies eager,default --runs 3 -- ./a.out
@@ -19,34 +20,38 @@ mod compare;
 mod counts;
 mod fit;
 mod report;
+mod study;
 mod sweep;
 
 use crate::bench::Clock;
-use crate::bench::measure::{Invocation, Sample};
-use crate::bench::{plan, progress};
+use crate::bench::measure::{Invocation, Sample, difference};
+use crate::bench::output::{Output, check_distinct, line};
+use crate::bench::rounds::Rounds;
+use crate::bench::study::{Shard, read_list};
+use crate::bench::{merge, plan, progress};
 use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use dynasour_runtime::config::{Placement, Tier, placement};
 use indicatif::ProgressBar;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use study::{Found, Study};
 
 /// Options of `guards`.
 #[derive(Args, Debug)]
+#[command(group(ArgGroup::new("what").required(true).args(["command", "list", "merge", "schema"])))]
+#[command(group(ArgGroup::new("form").args(["json", "jsonl", "csv"])))]
 pub struct GuardsArgs {
     /// Policies to compare; all if not given
     #[arg(long, value_name = "POLICY,...", value_delimiter = ',',
           value_parser = placement::placement)]
     policies: Vec<&'static dyn Placement>,
-    /// Rounds; medians are shown
-    #[arg(long, default_value_t = 5, value_name = "N",
-          value_parser = clap::value_parser!(u32).range(1..))]
-    runs: u32,
+    #[command(flatten)]
+    rounds: Rounds,
     /// Measure instead the slowdown for several rates of failing guards, and the cost of one
     /// deoptimisation
     #[arg(long)]
@@ -61,19 +66,19 @@ pub struct GuardsArgs {
     /// Executions of a trace head before it is compiled [default: the tier's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     threshold: Option<u32>,
-    /// Compare each trace with the code that was recorded, as for `run`, in the run of each policy that
-    /// is not timed
+    /// Compare each trace with the code that was recorded, as for `run`, in the run of each policy
+    /// that is not timed
     #[arg(long, conflicts_with = "chaos_sweep")]
     verify_traces: bool,
-    /// Prove that each trace does what was recorded, as for `run`, in the run of each policy that is not
-    /// timed
+    /// Prove that each trace does what was recorded, as for `run`, in the run of each policy that
+    /// is not timed
     #[arg(long, conflicts_with = "chaos_sweep")]
     prove_traces: bool,
     /// The time that is measured
     #[arg(long, value_enum, default_value_t = Clock::Cpu)]
     clock: Clock,
     /// The program's standard input [default: /dev/null]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, visible_alias = "input", value_name = "FILE")]
     stdin: Option<PathBuf>,
     /// Do not measure the cost of a deoptimisation under each policy
     #[arg(long)]
@@ -81,9 +86,24 @@ pub struct GuardsArgs {
     /// Seconds after which a run is killed
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     limit: u64,
+    /// Measure the programs of a file of command lines, one in each line
+    #[arg(long, value_name = "FILE")]
+    list: Option<PathBuf>,
+    /// Only part I of N of the list: every N-th program, from the I-th on
+    #[arg(long, value_name = "I/N", conflicts_with_all = ["command", "merge", "schema"])]
+    shard: Option<Shard>,
+    /// Measure nothing: put the results of shards together (files of --jsonl), and print them
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    merge: Vec<PathBuf>,
+    /// Print the JSON Schema of a line of --jsonl
+    #[arg(long)]
+    schema: bool,
     /// Print JSON instead of a table
-    #[arg(long, conflicts_with = "csv")]
+    #[arg(long, conflicts_with_all = ["list", "merge"])]
     json: bool,
+    /// Print JSON Lines: a line for each program, as soon as it is measured
+    #[arg(long)]
+    jsonl: bool,
     /// Print comma-separated values instead of a table
     #[arg(long)]
     csv: bool,
@@ -94,21 +114,19 @@ pub struct GuardsArgs {
     #[arg(long, requires = "save")]
     force: bool,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROG")]
+    #[arg(trailing_var_arg = true, value_name = "PROG")]
     command: Vec<OsString>,
 }
 
-/// Runs the command. The exit status is 1 if some run differs from native.
+/// Runs the command. The exit status is 1 if some run differs from native, or if programs of a
+/// merged study are missing.
 ///
 /// # Errors
 /// Why nothing was measured.
 pub fn run(args: &GuardsArgs) -> Result<i32> {
-    if let Some(save) = args.save.as_ref().filter(|save| !args.force && save.exists()) {
-        bail!("{} exists; --force overwrites it", save.display());
-    }
-    if let Some(parent) = args.save.as_ref().and_then(|save| save.parent()) {
-        let there = parent.as_os_str().is_empty() || parent.is_dir();
-        ensure!(there, "cannot save there: {} is no directory", parent.display());
+    if args.schema {
+        Output::stdout()?.write(&study::schema()?)?;
+        return Ok(0);
     }
     match args.tier {
         Tier::Dynamo | Tier::Full => {}
@@ -123,28 +141,112 @@ pub fn run(args: &GuardsArgs) -> Result<i32> {
     if args.prove_traces {
         crate::solver::needed()?;
     }
-    let session = Session::new(args)?;
-    let expected = session.expected()?;
-    let (text, agree) = if args.chaos_sweep {
-        sweep::run(&session, &expected)?
-    } else {
-        compare::run(&session, &expected)?
-    };
-    session.bar.finish_and_clear();
-    if let Some(save) = &args.save {
-        std::fs::write(save, &text).with_context(|| format!("cannot write {}", save.display()))?;
+    ensure!(!args.chaos_sweep || args.policies.len() <= 1, "--chaos-sweep takes one policy");
+    if let Some(stdin) = &args.stdin {
+        std::fs::File::open(stdin).with_context(|| format!("cannot read {}", stdin.display()))?;
     }
-    let mut stdout = std::io::stdout();
-    stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush())
-        .context("cannot write the results")?;
-    Ok(i32::from(!agree))
+    let commands = match &args.list {
+        Some(list) => read_list(list)?,
+        None => vec![args.command.clone()],
+    };
+    let mut results = Results::open(args)?;
+    if !args.merge.is_empty() {
+        let (studies, problems) = merge::merge::<Study>(&args.merge)?;
+        studies.iter().try_for_each(|study| results.add(study))?;
+        problems.iter().for_each(|problem| eprintln!("dynasour: {problem}"));
+        return Ok(i32::from(!results.agree || !problems.is_empty()));
+    }
+    let bar = progress();
+    let shard = args.shard.unwrap_or_default();
+    for (index, command) in commands.iter().enumerate().filter(|(index, _)| shard.has(*index)) {
+        bar.reset();
+        bar.set_length(0);
+        if args.list.is_some() {
+            bar.set_prefix(format!("{}: ", command[0].to_string_lossy()));
+        }
+        let mut study = Study::new(index, commands.len(), command);
+        match measure(args, command, &bar, &mut study) {
+            Ok(found) => study.found = found,
+            Err(error) if args.list.is_some() => {
+                bar.suspend(|| eprintln!("dynasour: {error:#}"));
+                study.found = Found::Refused { refused: format!("{error:#}") };
+            }
+            Err(error) => return Err(error),
+        }
+        bar.suspend(|| results.add(&study))?;
+    }
+    bar.finish_and_clear();
+    results.finish()?;
+    Ok(i32::from(!results.agree))
+}
+
+/// Measures one program.
+fn measure(
+    args: &GuardsArgs,
+    command: &[OsString],
+    bar: &ProgressBar,
+    study: &mut Study,
+) -> Result<Found> {
+    let session = Session::new(args, command, bar)?;
+    let expected = session.expected()?;
+    study.too_short = session.native_seconds_to_try(&expected);
+    Ok(if args.chaos_sweep {
+        Found::Sweep(Box::new(sweep::run(&session, &expected)?))
+    } else {
+        Found::Comparison(Box::new(compare::run(&session, &expected)?))
+    })
+}
+
+/// Where results go, and what they have been so far.
+struct Results<'a> {
+    args: &'a GuardsArgs,
+    outputs: Vec<Output>,
+    /// Whether something was written.
+    begun: bool,
+    /// Whether every run so far agreed with native.
+    agree: bool,
+}
+
+impl<'a> Results<'a> {
+    fn open(args: &'a GuardsArgs) -> Result<Results<'a>> {
+        let mut outputs = vec![Output::stdout()?];
+        if let Some(save) = &args.save {
+            outputs.push(Output::open(save, args.force)?);
+        }
+        check_distinct(&outputs)?;
+        Ok(Results { args, outputs, begun: false, agree: true })
+    }
+
+    /// Writes the results of one program.
+    fn add(&mut self, study: &Study) -> Result<()> {
+        let first = !self.begun;
+        let text = if self.args.jsonl {
+            line(study)?
+        } else if self.args.json {
+            serde_json::to_string_pretty(study).context("results")? + "\n"
+        } else if self.args.csv {
+            study.csv(first)
+        } else {
+            let gap = if first { "" } else { "\n" };
+            gap.to_string() + &study.table()
+        };
+        self.begun |= !text.is_empty();
+        self.agree &= study.all_agree();
+        self.outputs.iter_mut().try_for_each(|output| output.write(&text))
+    }
+
+    /// Ends. A shard without programs leaves an empty file, not an older one.
+    fn finish(&mut self) -> Result<()> {
+        self.outputs.iter_mut().try_for_each(|output| output.write(""))
+    }
 }
 
 /// Processor seconds of a native run below which the program hardly reaches its hot code (guess).
 /// The command then warns that it measures start-up.
 const START_UP: f64 = 0.02;
+
+/// Processor seconds of a native run that is suggested instead (guess: start-up is a tenth then).
+const LONG_ENOUGH: f64 = 10.0 * START_UP;
 
 /// The fields of `--stats-json` that are used here.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -175,22 +277,22 @@ struct Session<'a> {
     /// Directory for statistics and censuses.
     scratch: tempfile::TempDir,
     guest: Invocation,
-    bar: ProgressBar,
+    bar: &'a ProgressBar,
 }
 
 impl<'a> Session<'a> {
-    fn new(args: &'a GuardsArgs) -> Result<Session<'a>> {
-        plan::find(&args.command[0].to_string_lossy())?;
-        if let Some(stdin) = &args.stdin {
-            std::fs::File::open(stdin)
-                .with_context(|| format!("cannot read {}", stdin.display()))?;
-        }
+    fn new(
+        args: &'a GuardsArgs,
+        command: &[OsString],
+        bar: &'a ProgressBar,
+    ) -> Result<Session<'a>> {
+        plan::find(&command[0].to_string_lossy())?;
         Ok(Session {
             args,
             own: std::env::current_exe().context("cannot find this program")?,
             scratch: tempfile::tempdir().context("cannot make a temporary directory")?,
-            guest: Invocation { argv: args.command.clone(), stdin: args.stdin.clone() },
-            bar: progress(),
+            guest: Invocation { argv: command.to_vec(), stdin: args.stdin.clone() },
+            bar,
         })
     }
 
@@ -211,8 +313,17 @@ impl<'a> Session<'a> {
 
     fn run_once(&self, run: &Invocation) -> Result<Sample> {
         let sample = run.run(Path::new("."), Duration::from_secs(self.args.limit))?;
+        if self.bar.length() <= Some(self.bar.position()) {
+            self.bar.inc_length(1);
+        }
         self.bar.inc(1);
         Ok(sample)
+    }
+
+    /// If a native run is so short that start-up is most of it: seconds that it should take at
+    /// least.
+    fn native_seconds_to_try(&self, native: &Sample) -> Option<f64> {
+        (native.cpu < START_UP).then_some(LONG_ENOUGH)
     }
 
     /// The native output and status, after two native runs agreed.
@@ -236,12 +347,13 @@ impl<'a> Session<'a> {
                  can be compared"
             );
         }
-        if first.cpu < START_UP {
+        if let Some(seconds) = self.native_seconds_to_try(&first) {
             self.bar.suspend(|| {
                 let milliseconds = first.cpu * 1e3;
+                let longer = (seconds / first.cpu.max(1e-3)).ceil();
                 eprintln!(
                     "dynasour: {program}: {milliseconds:.0} ms natively: the measurement is mostly \
-                     start-up"
+                     start-up; let it run at least {seconds:.1} s, about {longer:.0} times as long"
                 );
             });
         }
@@ -312,23 +424,4 @@ fn trouble(sample: &Sample, expected: &Sample, limit: u64) -> Option<String> {
         });
     }
     (sample.stdout != expected.stdout).then(|| "DIFFERS".to_string())
-}
-
-/// The first byte at which two outputs differ.
-fn difference(a: &[u8], b: &[u8]) -> Option<usize> {
-    let common = a.iter().zip(b).position(|(a, b)| a != b);
-    common.or_else(|| (a.len() != b.len()).then_some(a.len().min(b.len())))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn differences_are_found() {
-        assert_eq!(difference(b"abc", b"abc"), None);
-        assert_eq!(difference(b"abc", b"abd"), Some(2));
-        assert_eq!(difference(b"abc", b"ab"), Some(2));
-        assert_eq!(difference(b"", b"x"), Some(0));
-    }
 }

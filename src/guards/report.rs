@@ -5,16 +5,20 @@
 //! its counts, and says in `trouble` what went wrong. The tests have an example of each form. No
 //! lock.
 
-use crate::bench::report::aligned;
-use crate::bench::summary::Ratio;
+use crate::bench::summary::{FEWEST_FOR_INTERVAL, Ratio};
+use crate::bench::table::aligned;
 use crate::guards::Session;
 use crate::guards::counts::Counts;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+/// In the table, the cost of a deoptimisation that noise can explain.
+const NOT_DETERMINED: &str = "n.d.";
+
 /// The structure that `--json` prints.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct Report {
     /// Version of the dynasour that measured.
     pub version: String,
@@ -33,7 +37,7 @@ pub struct Report {
 }
 
 /// One policy.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct Row {
     /// Its name.
     pub policy: String,
@@ -57,9 +61,10 @@ pub struct Row {
     pub to_native: Option<Ratio>,
     /// Ratio to the policy `default`.
     pub to_default: Option<Ratio>,
-    /// Cost of one deoptimisation in nanoseconds, of each round.
+    /// Cost of one deoptimisation in nanoseconds, of each round with enough of them. Noise can make
+    /// it negative.
     pub deopt_costs: Vec<f64>,
-    /// Their median.
+    /// Their median; none if it is not determined.
     pub deopt_ns: Option<Ratio>,
 }
 
@@ -142,6 +147,16 @@ impl Report {
         out += &aligned(&lines);
         out.push('\n');
         out += &aligned(&by_kind);
+        let is_open = |row: &Row| row.deopt_ns.is_none() && !row.deopt_costs.is_empty();
+        if self.policies.iter().any(is_open) {
+            out += &format!(
+                "\n{NOT_DETERMINED}: the cost of a deoptimisation is not determined, because it is smaller than the \
+                 noise; a longer run, or more --runs, may help\n"
+            );
+        }
+        if self.policies.iter().any(|row| row.seconds.is_some_and(|s| s.low.is_none())) {
+            out += &format!("\nfewer than {FEWEST_FOR_INTERVAL} runs have no 95 % interval (-)\n");
+        }
         if self.policies.iter().any(|row| row.trouble.is_none() && !row.counts.exact) {
             out += "\ncounts are not exact: threads ran one trace at once\n";
         }
@@ -166,11 +181,14 @@ impl Report {
             short(counts.executed),
             short(counts.failed),
             short(counts.all_deopts()),
-            shown(row.deopt_ns.map(|r| r.median), 0),
+            match row.deopt_ns {
+                None if !row.deopt_costs.is_empty() => NOT_DETERMINED.to_string(),
+                cost => shown(cost.map(|r| r.median), 0),
+            },
             format!("{:.1}", row.code_bytes as f64 / 1024.0),
             shown(row.compile_ms, 1),
             shown(row.seconds.map(|r| r.median), 3),
-            row.seconds.map_or(String::new(), |r| format!("{:.3}-{:.3}", r.low, r.high)),
+            row.seconds.map_or(String::new(), |r| r.interval(3)),
             shown(row.to_native.map(|r| r.median), 2),
             shown(row.to_default.map(|r| r.median), 3),
         ]);
@@ -194,7 +212,7 @@ impl Report {
             let c = &row.counts;
             let number = |value: Option<f64>| value.map_or(String::new(), |v| format!("{v:.6}"));
             let ratio = |r: Option<Ratio>| {
-                [r.map(|r| r.median), r.map(|r| r.low), r.map(|r| r.high)].map(number)
+                [r.map(|r| r.median), r.and_then(|r| r.low), r.and_then(|r| r.high)].map(number)
             };
             let mut cells = vec![
                 field(&self.command.join(" ")),
@@ -273,7 +291,9 @@ mod tests {
     }
 
     fn report() -> Report {
-        let ratio = |median: f64| Some(Ratio { median, low: median - 0.01, high: median + 0.01 });
+        let ratio = |median: f64| {
+            Some(Ratio { median, low: Some(median - 0.01), high: Some(median + 0.01) })
+        };
         let kind = KindCounts { guards: 10, executed: 20_000, failed: 3 };
         let counts = Counts {
             traces: 4,
@@ -325,6 +345,10 @@ default            20.0k / 3
 ";
         assert_eq!(report().table(), expected);
         assert!(!report().all_agree());
+        let mut open = report();
+        (open.policies[0].deopt_ns, open.policies[0].deopt_costs) = (None, vec![3.0, -1.0]);
+        let table = open.table();
+        assert!(table.contains("  n.d.  ") && table.contains("\nn.d.: the cost"), "{table}");
     }
 
     #[test]

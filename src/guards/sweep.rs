@@ -19,14 +19,15 @@
 //! ```
 
 use crate::bench::measure::Sample;
-use crate::bench::report::aligned;
 use crate::bench::summary::{Ratio, median};
+use crate::bench::table::aligned;
 use crate::guards::compare::NEVER;
 use crate::guards::fit::{Estimate, Line, cycles_per_nanosecond};
 use crate::guards::report::{field, short};
 use crate::guards::{Run, Session};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, ensure};
 use dynasour_runtime::config::placement;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
@@ -39,31 +40,40 @@ pub const RATES: [u32; 6] = [10, 100, 1_000, 10_000, 100_000, 1_000_000];
 const ENOUGH_DEOPTS: f64 = 500.0;
 
 /// The structure that `--json` prints.
-#[derive(Debug, Serialize, Deserialize)]
-struct Curve {
-    version: String,
-    command: Vec<String>,
-    policy: String,
-    tier: String,
-    threshold: u32,
-    clock: String,
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Curve {
+    /// Version of the dynasour that measured.
+    pub version: String,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// The policy.
+    pub policy: String,
+    /// The tier.
+    pub tier: String,
+    /// Executions of a trace head before it is compiled.
+    pub threshold: u32,
+    /// `wall` or `cpu`.
+    pub clock: String,
     /// As users run it: fragments linked, no forced failures.
     linked: Point,
     /// Fragments not linked, no forced failures.
     unlinked: Point,
     /// One for each rate.
     rates: Vec<Point>,
-    /// The line of seconds against deoptimisations.
+    /// The line of seconds against deoptimisations; none if there were too few.
     line: Option<Line>,
-    /// Cost of a deoptimisation in nanoseconds.
+    /// Cost of a deoptimisation in nanoseconds: the slope of the line; none if its interval is not
+    /// above zero.
     deopt_ns: Option<Estimate>,
+    /// The same in cycles.
     deopt_cycles: Option<Estimate>,
+    /// Frequency of the processor under load, in GHz.
     cycles_per_nanosecond: f64,
 }
 
 /// The runs at one rate.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Point {
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct Point {
     /// One failure in this number of draws; `None` without forced failures.
     one_in: Option<u32>,
     /// Seconds of each run.
@@ -94,26 +104,25 @@ impl Point {
 
     /// Computes the medians; `base` are the times that the slowdown is against.
     fn finish(&mut self, base: &[f64]) {
-        self.seconds = Ratio::of(&self.times, &vec![1.0; self.times.len()]);
+        self.seconds = Ratio::among(&self.times);
         self.slowdown = Ratio::of(&self.times, base);
     }
 }
 
-/// Measures; the second result says whether all runs agreed with native.
+/// Measures.
 ///
 /// # Errors
 /// Why nothing was measured.
-pub fn run(session: &Session, expected: &Sample) -> Result<(String, bool)> {
-    let policy = match session.args.policies[..] {
-        [] => placement::DEFAULT,
-        [one] => one,
-        _ => bail!("--chaos-sweep takes one policy"),
-    };
+pub fn run(session: &Session, expected: &Sample) -> Result<Curve> {
+    let policy = session.args.policies.first().copied().unwrap_or(placement::DEFAULT);
     let rates = &session.args.rates;
-    session.bar.set_length(2 + u64::from(session.args.runs) * (rates.len() as u64 + 2));
+    let rounds = &session.args.rounds;
+    session.bar.set_length(2 + rounds.expected() * (rates.len() as u64 + 2));
     let mut points: Vec<Point> =
         [None, None].into_iter().chain(rates.iter().copied().map(Some)).map(point).collect();
-    for _ in 0..session.args.runs {
+    let mut counter = rounds.begin();
+    let slope = |points: &[Point]| line(&points[1..])?.slope.uncertainty();
+    while counter.next(|| slope(&points)).is_some() {
         for (i, point) in points.iter_mut().enumerate() {
             if point.trouble.is_some() {
                 session.bar.inc(1);
@@ -137,18 +146,19 @@ pub fn run(session: &Session, expected: &Sample) -> Result<(String, bool)> {
             }
         }
     }
-    let agree = points.iter().all(|p| p.trouble.is_none());
     let mut points = points.into_iter();
     let (linked, unlinked) = (points.next().unwrap_or_default(), points.next().unwrap_or_default());
-    let curve = Curve::new(session, policy.name(), linked, unlinked, points.collect());
-    let text = if session.args.json {
-        serde_json::to_string_pretty(&curve).context("results")? + "\n"
-    } else if session.args.csv {
-        curve.csv()
-    } else {
-        curve.table()
-    };
-    Ok((text, agree))
+    Ok(Curve::new(session, policy.name(), linked, unlinked, points.collect()))
+}
+
+/// The line through all runs of these points; `None` if there were too few deoptimisations.
+fn line<'a>(points: impl IntoIterator<Item = &'a Point>) -> Option<Line> {
+    let runs = points
+        .into_iter()
+        .flat_map(|p| p.deopts.iter().map(|d| *d as f64).zip(p.times.iter().copied()));
+    let runs: Vec<(f64, f64)> = runs.collect();
+    let most = runs.iter().map(|run| run.0).fold(0.0, f64::max);
+    Line::through(&runs).filter(|_| most >= ENOUGH_DEOPTS)
 }
 
 /// A point without runs.
@@ -166,15 +176,9 @@ impl Curve {
     ) -> Curve {
         let base = unlinked.times.clone();
         [&mut linked, &mut unlinked].into_iter().chain(&mut rates).for_each(|p| p.finish(&base));
-        let runs = |p: &Point| {
-            p.deopts.iter().map(|d| *d as f64).zip(p.times.iter().copied()).collect::<Vec<_>>()
-        };
-        let all: Vec<(f64, f64)> =
-            std::iter::once(&unlinked).chain(&rates).flat_map(runs).collect();
-        let most = all.iter().map(|p| p.0).fold(0.0, f64::max);
-        let line = Line::through(&all).filter(|_| most >= ENOUGH_DEOPTS);
+        let line = line(std::iter::once(&unlinked).chain(&rates));
         let cycles = cycles_per_nanosecond();
-        let deopt_ns = line.map(|line| line.slope.scaled(1e9));
+        let deopt_ns = line.and_then(|line| line.slope.scaled(1e9).cost());
         let clock = clap::ValueEnum::to_possible_value(&session.args.clock);
         Curve {
             version: env!("CARGO_PKG_VERSION").to_string(),
@@ -198,6 +202,11 @@ impl Curve {
         }
     }
 
+    /// Did every run agree with native?
+    pub fn all_agree(&self) -> bool {
+        self.rows().iter().all(|(_, point)| point.trouble.is_none())
+    }
+
     /// Each point with the name of its row.
     fn rows(&self) -> Vec<(String, &Point)> {
         let rate = |p: &Point| p.one_in.map_or("-".to_string(), |n| format!("1/{n}"));
@@ -205,7 +214,8 @@ impl Curve {
         fixed.into_iter().chain(self.rates.iter().map(|p| (rate(p), p))).collect()
     }
 
-    fn table(&self) -> String {
+    /// The table of the points, and the cost.
+    pub fn table(&self) -> String {
         let mut lines: Vec<Vec<String>> = vec![
             ["rate", "deopts", "entries", "seconds", "95 %", "slowdown", "95 %"]
                 .map(str::to_string)
@@ -224,11 +234,7 @@ impl Curve {
             ]);
             for (ratio, digits) in [(point.seconds, 3), (point.slowdown, 2)] {
                 line.push(ratio.map_or("-".to_string(), |r| format!("{:.digits$}", r.median)));
-                line.push(
-                    ratio.map_or(String::new(), |r| {
-                        format!("{:.digits$}-{:.digits$}", r.low, r.high)
-                    }),
-                );
+                line.push(ratio.map_or(String::new(), |r| r.interval(digits)));
             }
             lines.push(line);
         }
@@ -260,6 +266,15 @@ impl Curve {
                     line.r_squared
                 );
             }
+            (Some(line), ..) => {
+                let slope = line.slope.scaled(1e9);
+                let _ = writeln!(
+                    out,
+                    "the cost of a deoptimisation is not determined: {:.0} to {:.0} ns fit the {} runs (least \
+                     squares, 95 %), so noise explains it; a longer run, or more --runs, may help",
+                    slope.low, slope.high, line.points
+                );
+            }
             _ => {
                 out += "too few deoptimisations to tell what one costs: a longer run or higher \
                         rates may help\n"
@@ -269,7 +284,7 @@ impl Curve {
     }
 
     /// CSV: one line for each run, for fits of other kinds.
-    fn csv(&self) -> String {
+    pub fn csv(&self) -> String {
         let mut out = String::from("program,policy,rate,run,deopts,entries,seconds\n");
         for (name, point) in self.rows() {
             for (i, ((deopts, entries), seconds)) in
