@@ -13,7 +13,7 @@ use dynasour_ir::text::version;
 use dynasour_ir::verify::verify;
 use dynasour_ir::{
     Anchor, AnchorId, Block, BlockId, Builder, Cond, Context, Fact, FlagOp, Inst, Loc, Mem, Op,
-    Operand, Term, Ty, Version,
+    Operand, Origin, OriginKind, Term, Ty, Version,
 };
 use std::hint::black_box;
 use std::time::Duration;
@@ -69,7 +69,7 @@ fn unit(b: &mut Builder, n: usize, state: &mut State) {
     state[FLAGS] = b.flags(FlagOp::Sub, Ty::I32, &[x1, bound]);
     let holds = b.cond(Cond::Le, state[FLAGS]);
     let a = anchor(b, pc + 28, state);
-    b.assume(holds, a);
+    b.assume(Origin { kind: OriginKind::Branch, pc: pc + 28, step: 0 }, holds, a);
 }
 
 fn trace(units: usize, is_loop: bool) -> Version {

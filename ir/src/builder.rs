@@ -12,6 +12,7 @@
 //! ```
 
 use crate::op::{Cond, FlagOp, Op};
+use crate::origin::{Origin, Origins};
 use crate::semantics;
 use crate::types::{AnchorId, Gpr, Loc, NativeId, Operand, Ty, Value};
 use crate::version::{Inst, Mem, Native, Version};
@@ -131,10 +132,8 @@ impl<'v> Builder<'v> {
     }
 
     /// If `predicate` is false, control leaves through `anchor`.
-    pub fn assume(&mut self, predicate: Operand, anchor: AnchorId) {
-        let mut inst = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
-        inst.anchor = Some(anchor);
-        self.insts.push(inst);
+    pub fn assume(&mut self, origin: Origin, predicate: Operand, anchor: AnchorId) {
+        self.insts.push(Inst::assume(predicate, Some(anchor), Origins::of(origin)));
     }
 
     /// An original instruction. [`Native`] documents the order of `args` and of the returned

@@ -27,6 +27,7 @@ pub mod hostflags;
 pub mod live;
 pub mod op;
 pub mod opt;
+pub mod origin;
 pub mod predict;
 pub mod prove;
 pub mod random;
@@ -43,6 +44,7 @@ pub mod version;
 
 pub use builder::Builder;
 pub use op::{Cond, FlagOp, Op};
+pub use origin::{Origin, OriginKind, Origins};
 pub use region::Region;
 pub use types::{AnchorId, BlockId, Gpr, Loc, NativeId, Operand, Ty, Value};
 pub use version::{

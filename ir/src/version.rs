@@ -21,6 +21,7 @@
 //! ```
 
 use crate::op::Op;
+use crate::origin::Origins;
 use crate::types::{AnchorId, BlockId, Gpr, Loc, NativeId, Operand, Ty, Value};
 use bitflags::bitflags;
 use iced_x86::Instruction;
@@ -72,6 +73,8 @@ pub struct Inst {
     pub anchor: Option<AnchorId>,
     /// The original instruction of a `native`.
     pub native: Option<NativeId>,
+    /// Where an `assume` comes from.
+    pub origins: Origins,
 }
 
 impl Inst {
@@ -85,7 +88,14 @@ impl Inst {
             mem: None,
             anchor: None,
             native: None,
+            origins: Origins::default(),
         }
+    }
+
+    /// If `predicate` is false, control leaves through `anchor`.
+    pub fn assume(predicate: Operand, anchor: Option<AnchorId>, origins: Origins) -> Inst {
+        let inst = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
+        Inst { anchor, origins, ..inst }
     }
 
     /// The one value it defines.

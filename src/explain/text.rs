@@ -85,6 +85,9 @@ fn guard_kind(kind: GuardKind) -> &'static str {
     match kind {
         GuardKind::Branch => "branch",
         GuardKind::Target => "target",
+        GuardKind::Return => "return",
+        GuardKind::Memory => "memory",
+        GuardKind::Context => "context",
         GuardKind::Value => "value",
         GuardKind::Alias => "alias",
         GuardKind::Code => "code",

@@ -16,7 +16,7 @@
 use crate::assumptions::{Assumption, Place};
 use crate::build::{Path, State, base_insts, varmap};
 use crate::policy::{RegisterUse, SpeculationPolicy};
-use dynasour_ir::{Anchor, Builder, Gpr, Inst, Loc, Op, Operand, Ty, Version};
+use dynasour_ir::{Anchor, Builder, Gpr, Inst, Loc, Op, Operand, Origin, OriginKind, Ty, Version};
 
 /// The registers that the path's blocks read with `get`, and how they use them.
 fn register_uses(path: &Path, written: &[bool; Loc::SSA_COUNT]) -> [Option<RegisterUse>; 16] {
@@ -75,10 +75,13 @@ pub(crate) fn speculate_registers(
     }
     let anchor = version.anchor(Anchor::new(Operand::Const(path.head), varmap(written, state)));
     let mut builder = Builder::new(version);
+    let interpreted: &[(Gpr, u64)] = path.guest.as_ref().map_or(&[], |guest| &guest.registers);
     for (gpr, value) in chosen {
         let slot = &mut state[gpr.number()];
         let holds = builder.binary(Op::Eq, Ty::I64, *slot, Operand::Const(value));
-        builder.assume(holds, anchor);
+        let is_key = interpreted.contains(&(gpr, value));
+        let kind = if is_key { OriginKind::Context } else { OriginKind::Value };
+        builder.assume(Origin { kind, pc: path.head, step: 0 }, holds, anchor);
         *slot = Operand::Const(value);
     }
     (builder.insts, assumed)

@@ -35,6 +35,7 @@ use super::tree::Saved;
 use crate::alias::{Addresses, Linear, Location, Values};
 use crate::defs::Defs;
 use crate::op::Op;
+use crate::origin::{Origin, OriginKind, Origins};
 use crate::predict::{Prediction, predict, value_of};
 use crate::types::{Operand, Ty};
 use crate::version::{Inst, Version};
@@ -139,9 +140,7 @@ impl AliasGuards {
             let before = out.len();
             let predicate = misses.emit(version, out);
             out[before..].iter().for_each(|i| self.defs.note(i));
-            let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
-            assume.anchor = inst.anchor;
-            out.push(assume);
+            out.push(Inst::assume(predicate, inst.anchor, origins_of(version, inst)));
             self.learn(predicate);
             self.added += 1;
         }
@@ -151,6 +150,12 @@ impl AliasGuards {
     fn learn(&mut self, predicate: Operand) {
         self.addresses.learn(&Values { defs: &self.defs, replaced: &[] }, predicate);
     }
+}
+
+/// The origins of a guard before an access.
+fn origins_of(version: &Version, access: &Inst) -> Origins {
+    let target = access.anchor.and_then(|anchor| version.anchors[anchor.index()].target.as_const());
+    Origins::of(Origin { kind: OriginKind::Alias, pc: target.unwrap_or(version.region), step: 0 })
 }
 
 /// The predicate "an access misses a group": `least <= sum`, unsigned.

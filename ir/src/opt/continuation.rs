@@ -36,6 +36,7 @@ use super::closed_form::close;
 use super::speculation::Assumption;
 use super::unreachable;
 use crate::op::Op;
+use crate::origin::{Origin, OriginKind, Origins};
 use crate::reach::{Cfg, Def, Reach, definitions};
 use crate::side_conditions::{SideCondition, holds};
 use crate::types::{AnchorId, BlockId, Loc, Operand, Ty, Value};
@@ -193,9 +194,8 @@ impl<'a> EntryBuilder<'a> {
         let varmap =
             self.at.varmap.iter().filter_map(|(loc, _)| Some((*loc, self.param(*loc)?))).collect();
         let anchor = self.made.anchor(Anchor::new(Operand::Const(region), varmap));
-        let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
-        assume.anchor = Some(anchor);
-        self.insts.push(assume);
+        let origin = Origin { kind: OriginKind::Context, pc: region, step: 0 };
+        self.insts.push(Inst::assume(predicate, Some(anchor), Origins::of(origin)));
     }
 
     /// Checks the assumptions whose values can be computed from the state.

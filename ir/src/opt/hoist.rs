@@ -25,8 +25,9 @@ use super::OptOptions;
 use super::inject::anchor_for;
 use super::loops::{Loop, is_steady, loops, make_preheaders};
 use crate::op::Op;
+use crate::origin::Origins;
 use crate::reach::{Cfg, Def, definitions};
-use crate::types::{BlockId, Operand, Ty, Value};
+use crate::types::{BlockId, Operand, Value};
 use crate::version::{Inst, Version};
 use rustc_hash::FxHashMap;
 
@@ -59,8 +60,7 @@ fn round(version: &mut Version) -> Option<usize> {
         let Some(anchor) = anchor_for(version, &cfg, before) else { continue };
         for (_, _, slice) in &found {
             let predicate = clone_slice(version, before.block, slice);
-            let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
-            assume.anchor = Some(anchor);
+            let assume = Inst::assume(predicate, Some(anchor), slice.origins.clone());
             version.blocks[before.block.index()].insts.push(assume);
         }
         for (block, inst, _) in found.iter().rev() {
@@ -76,6 +76,8 @@ fn round(version: &mut Version) -> Option<usize> {
 struct Slice {
     insts: Vec<Inst>,
     predicate: Operand,
+    /// Of the assume.
+    origins: Origins,
 }
 
 /// The assumes of a loop that run in every iteration and whose predicate does not vary, with the
@@ -89,7 +91,8 @@ fn candidates(version: &Version, cfg: &Cfg, l: &Loop) -> Vec<(BlockId, usize, Sl
                 && inst.args[0].as_const().is_none()
                 && let Some(insts) = steady_slice(version, &defs, &varying, inst.args[0])
             {
-                found.push((*block, i, Slice { insts, predicate: inst.args[0] }));
+                let (predicate, origins) = (inst.args[0], inst.origins.clone());
+                found.push((*block, i, Slice { insts, predicate, origins }));
             }
         }
     }

@@ -23,7 +23,7 @@
 //! `hoist`, `licm`, `slots` and [`super::speculation`] call this module on a version that they own;
 //! no data, no lock.
 
-use crate::op::Op;
+use crate::origin::{Origin, OriginKind, Origins};
 use crate::reach::{Cfg, Point, Reach, ends_reach};
 use crate::side_conditions::{SideCondition, holds};
 use crate::types::{AnchorId, BlockId, Loc, Operand, Ty};
@@ -84,8 +84,9 @@ pub fn inject(version: &mut Version, point: Point, predicate: Operand) -> Option
         return None;
     }
     let anchor = anchor_for(version, &cfg, point)?;
-    let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
-    assume.anchor = Some(anchor);
+    let pc = version.anchors[anchor.index()].target.as_const().unwrap_or(version.region);
+    let origin = Origin { kind: OriginKind::Value, pc, step: 0 };
+    let assume = Inst::assume(predicate, Some(anchor), Origins::of(origin));
     version.blocks[point.block.index()].insts.insert(point.inst, assume);
     Some(anchor)
 }

@@ -36,6 +36,7 @@
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
+use crate::origin::{Origin, OriginKind, Origins};
 use crate::reach::{Cfg, ends_reach};
 use crate::side_conditions::{SideCondition, holds};
 use crate::types::{AnchorId, BlockId, Loc, NativeId, Operand, Ty, Value};
@@ -257,8 +258,9 @@ fn check_context(
             let above = add(Op::Sub, Ty::I64, &[operand, Operand::Const(min)]);
             add(Op::LeU, Ty::I1, &[above, Operand::Const(max.wrapping_sub(min))])
         };
-        let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
-        assume.anchor = Some(exit);
+        let pc = caller.anchors[exit.index()].target.as_const().unwrap_or(caller.region);
+        let origin = Origin { kind: OriginKind::Context, pc, step: 0 };
+        let assume = Inst::assume(predicate, Some(exit), Origins::of(origin));
         caller.blocks[block.index()].insts.push(assume);
     }
 }

@@ -31,6 +31,7 @@
 use super::OptOptions;
 use crate::defs::{Defs, Expr};
 use crate::op::Op;
+use crate::origin::Origins;
 use crate::side_conditions::{SideCondition, holds};
 use crate::types::{Operand, Ty, Value};
 use crate::version::{Inst, Version};
@@ -74,8 +75,8 @@ struct Kept {
     value: Value,
     ty: Ty,
     says: Says,
-    /// Has another statement been merged into it?
-    grown: bool,
+    /// The origins of the assumes whose statements have been merged into it.
+    grown: Vec<Origins>,
 }
 
 /// Merges each assume of a block into the first one that it can merge with; returns the number of
@@ -101,25 +102,27 @@ fn merge_block(version: &mut Version, block: usize) -> usize {
         let both = |k: &usize| conjunction(kept[*k].says, says, ty).map(|both| (*k, both));
         match candidates.iter().find_map(both) {
             Some((k, both)) => {
-                (kept[k].says, kept[k].grown) = (both, true);
+                kept[k].says = both;
+                kept[k].grown.push(inst.origins.clone());
                 gone.push(at);
             }
             None => {
                 same.push(kept.len());
-                kept.push(Kept { at, value, ty, says, grown: false });
+                kept.push(Kept { at, value, ty, says, grown: Vec::new() });
             }
         }
     }
     let insts =
         if gone.is_empty() { Vec::new() } else { std::mem::take(&mut version.blocks[block].insts) };
     let (mut kept, mut leaving) =
-        (kept.iter().filter(|k| k.grown).peekable(), gone.iter().peekable());
+        (kept.iter().filter(|k| !k.grown.is_empty()).peekable(), gone.iter().peekable());
     for (at, mut inst) in insts.into_iter().enumerate() {
         if leaving.next_if(|gone| **gone == at).is_some() {
             continue;
         }
         if let Some(k) = kept.next_if(|k| k.at == at) {
             inst.args[0] = predicate(version, block, k);
+            k.grown.iter().for_each(|origins| inst.origins.join(origins));
         }
         version.blocks[block].insts.push(inst);
     }

@@ -405,6 +405,11 @@ impl Terms {
                 };
                 self.pure(op, ty, &args[..2])
             }
+            FlagOp::Bt if cond == Cond::B => {
+                let index = self.slice(args[1], 0, 8);
+                let shifted = self.pure(Op::Shr, ty, &[args[0], index]);
+                return self.slice(shifted, 0, 1);
+            }
             FlagOp::SetCf => {
                 if cond == Cond::B {
                     return args[1];

@@ -19,6 +19,7 @@ use super::Rng;
 use crate::eval::check::Code;
 use crate::eval::{Leave, Machine, NoHooks, State, run};
 use crate::op::Op;
+use crate::origin::{Origin, OriginKind, Origins};
 use crate::reach::{ends_reach, may_fault};
 use crate::types::{AnchorId, BlockId, Loc, NativeId, Operand, Ty, Value};
 use crate::version::{Anchor, Block, Edge, GuestTerm, Inst, Term, Version};
@@ -324,9 +325,11 @@ impl TraceBuilder<'_> {
     }
 
     fn assume(&mut self, predicate: Operand) -> Option<()> {
-        let mut inst = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
-        inst.anchor = Some(self.anchor()?);
-        self.insts.push(inst);
+        let step = self.version.anchors.len();
+        let kind = OriginKind::ALL[step % OriginKind::ALL.len()];
+        let origin = Origin { kind, pc: self.version.region, step: step as u32 };
+        let anchor = self.anchor()?;
+        self.insts.push(Inst::assume(predicate, Some(anchor), Origins::of(origin)));
         Some(())
     }
 

@@ -15,6 +15,7 @@ use super::lex::Token;
 use super::names::{numbered, trap_of, ty_of};
 use super::parse::{Parse, Parser};
 use crate::op::{ArgTy, Cond, FlagOp, Op, ResultTy};
+use crate::origin::{Origin, OriginKind, Origins};
 use crate::types::{NativeId, Operand, Ty, Value};
 use crate::version::{Block, Edge, GuestTerm, Inst, Mem, Segment, Term, Version};
 use rustc_hash::FxHashMap;
@@ -246,12 +247,32 @@ impl Parser<'_> {
             if fallback && self.eat_word("else") || !fallback && self.eat("!") {
                 inst.anchor = Some(self.anchor_id()?);
             }
+            if op == Op::Assume && self.same_line() && self.eat_word("from") {
+                inst.origins = self.origins()?;
+            }
         }
         for (i, def) in defs.iter().enumerate() {
             self.define(*def, result_ty(version, &inst, i));
         }
         inst.defs = defs;
         Ok(inst)
+    }
+
+    /// `branch 0x401136 step 3, alias 0x40114a step 5`
+    fn origins(&mut self) -> Result<Origins, ParseError> {
+        let mut origins = Origins::default();
+        loop {
+            let kind = OriginKind::ALL.into_iter().find(|kind| self.eat_word(kind.name()));
+            let Some(kind) = kind else { return self.fail("a kind of assumption, such as branch") };
+            let pc = self.number("a pc")?;
+            self.expect_word("step")?;
+            let step = self.number("a number of a step")?;
+            let Ok(step) = u32::try_from(step) else { return self.fail("a smaller number") };
+            origins.push(Origin { kind, pc, step });
+            if !self.eat(",") {
+                return Ok(origins);
+            }
+        }
     }
 }
 

@@ -155,7 +155,13 @@ impl Display for Inst {
             (_, None) => Ok(()),
             (Op::Assume | Op::Poll, Some(a)) => write!(f, " else {a}"),
             (_, Some(a)) => write!(f, " !{a}"),
+        }?;
+        let mut separator = " from ";
+        for origin in self.origins.iter() {
+            write!(f, "{separator}{origin}")?;
+            separator = ", ";
         }
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@
 use dynasour_ir::eval::{ModelMachine, State};
 use dynasour_ir::{
     Anchor, AnchorId, Block, BlockId, Builder, Cond, Context, Edge, Fact, FlagOp, Gpr, GuestTerm,
-    Inst, Loc, Mem, Op, Operand, Term, Ty, Value, Version,
+    Inst, Loc, Mem, Op, Operand, Origin, OriginKind, Term, Ty, Value, Version,
 };
 use std::collections::BTreeMap;
 
@@ -471,7 +471,8 @@ impl<'p> Trace<'p> {
                         Some(next) => {
                             let mut b = Builder::new(&mut t.version);
                             let p = b.binary(Op::Eq, Ty::I64, target, Operand::Const(next));
-                            b.assume(p, a);
+                            let (kind, step) = (OriginKind::Target, step as u32);
+                            b.assume(Origin { kind, pc: *pc, step }, p, a);
                             t.insts.append(&mut b.insts);
                         }
                         None => exit = Some(a),

@@ -20,6 +20,7 @@
 use crate::observe::certificate::{Certificate, Proof};
 use dynasour_guest::space;
 use dynasour_guest::symbols::MappedFile;
+use dynasour_ir::OriginKind;
 use nix::sys::mman::ProtFlags;
 use serde::{Deserialize, Serialize};
 
@@ -234,16 +235,49 @@ impl CompileTimes {
 pub enum GuardKind {
     /// The direction of a recorded branch.
     Branch,
-    /// The target of an indirect jump, call or return.
+    /// The target of an indirect jump or call.
     Target,
-    /// That a register has the value that it had at each sample of the recording.
+    /// The target of a return.
+    Return,
+    /// That a register or the result of a computation has a value that it had before.
     Value,
+    /// That a word of memory has a value that it had before.
+    Memory,
     /// That a store or load does not touch memory whose value is kept in a register.
     Alias,
     /// That the bytes of writable code have not changed.
     Code,
-    /// The conjunction of predicates of different kinds.
+    /// What another version assumes at its entry, or where an interpreted program is.
+    Context,
+    /// Predicates of different kinds.
     Mixed,
+}
+
+impl std::convert::From<OriginKind> for GuardKind {
+    fn from(kind: OriginKind) -> GuardKind {
+        match kind {
+            OriginKind::Branch => GuardKind::Branch,
+            OriginKind::Target => GuardKind::Target,
+            OriginKind::Return => GuardKind::Return,
+            OriginKind::Value => GuardKind::Value,
+            OriginKind::Memory => GuardKind::Memory,
+            OriginKind::Alias => GuardKind::Alias,
+            OriginKind::Code => GuardKind::Code,
+            OriginKind::Context => GuardKind::Context,
+        }
+    }
+}
+
+/// Where one assumption of a guard comes from.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct GuardOrigin {
+    /// What it checks.
+    pub kind: GuardKind,
+    /// The pc of the guest instruction; of an alias guard, the one at which its access would be executed
+    /// again.
+    pub pc: u64,
+    /// The number of its block on the recorded path, from 0.
+    pub step: u32,
 }
 
 /// One guard.
@@ -253,9 +287,13 @@ pub struct Guard {
     pub index: u32,
     /// What it checks.
     pub kind: GuardKind,
-    /// The pc of the guest instruction that it is about. If that is not known, the pc at which its
-    /// anchor continues.
+    /// The pc of the guest instruction that it is about; of a merged guard, of the first one.
     pub pc: u64,
+    /// The same under all placements: kind, pc and step of its origins, such as `branch@401136.3`. Those of
+    /// a merged guard are joined by `+`; guards of one trace that have the same origins are numbered.
+    pub site: String,
+    /// Where its assumptions come from; of a merged guard, those of all.
+    pub origins: Vec<GuardOrigin>,
     /// Is it in the loop? False if it stands before the loop.
     pub in_loop: bool,
     /// Block and index of the assume in the version's final text.

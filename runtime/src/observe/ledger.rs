@@ -124,13 +124,19 @@ impl Ledger {
             entry.tally.sites.iter().enumerate().filter(|(_, s)| s.kind == SiteKind::Guard)
         {
             let Some(position) = site.position else { continue };
-            if let Some(described) = guard(made.version, &expressions, made.path, position) {
+            if let Some(described) = guard(made.version, &expressions, position) {
                 guards.push((n, described));
             }
         }
         guards.sort_by_key(|(_, guard)| guard.position);
+        let mut of_site: FxHashMap<String, u32> = FxHashMap::default();
         for (index, (n, mut guard)) in guards.into_iter().enumerate() {
             guard.index = index as u32;
+            let alike = of_site.entry(guard.site.clone()).or_default();
+            *alike += 1;
+            if *alike > 1 {
+                guard.site = format!("{}#{alike}", guard.site);
+            }
             guard.host = (entry.sites[n].counted.host, entry.sites[n].counted.cold);
             entry.sites[n].guard = Some(guard.index);
             entry.fragment.guards.push(guard);

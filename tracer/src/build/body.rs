@@ -19,7 +19,7 @@ use crate::recorder::AbortReason;
 use dynasour_ir::predict::{NativeResults, Prediction};
 use dynasour_ir::{
     Anchor, AnchorId, Builder, Effects, Gpr, GuestTerm, Inst, Loc, Mem, NativeId, Op, Operand,
-    Term, Ty, Value, Version,
+    Origin, OriginKind, Term, Ty, Value, Version,
 };
 
 /// The translation of a path into SSA.
@@ -186,7 +186,7 @@ impl<'v, 'w> Body<'v, 'w> {
             );
             self.builder.insts.last_mut().expect("just built").anchor = Some(anchor);
             let holds = self.builder.binary(Op::Eq, ty, found, Operand::Const(expected));
-            self.builder.assume(holds, anchor);
+            self.assume(OriginKind::Code, holds, anchor);
             remaining = others;
         }
         Ok(())
@@ -310,7 +310,9 @@ impl<'v, 'w> Body<'v, 'w> {
                 (Ty::I1, _) => self.negate(v.into()),
                 _ => self.builder.binary(Op::Eq, ty, v.into(), Operand::Const(value)),
             };
-            self.builder.assume(holds, anchor);
+            let is_load = inst.op == Op::Load;
+            let kind = if is_load { OriginKind::Memory } else { OriginKind::Value };
+            self.assume(kind, holds, anchor);
             map[def.index()] = Some(Operand::Const(value));
         }
         Ok(())
@@ -330,7 +332,7 @@ impl<'v, 'w> Body<'v, 'w> {
                 *anchor.get_or_insert_with(|| self.new_anchor(Operand::Const(head), &state));
             let holds =
                 self.builder.binary(Op::Eq, Ty::I64, state[g.number()], Operand::Const(*value));
-            self.builder.assume(holds, anchor);
+            self.assume(OriginKind::Context, holds, anchor);
             self.state[g.number()] = Operand::Const(*value);
         }
         Ok(())
@@ -385,11 +387,17 @@ impl<'v, 'w> Body<'v, 'w> {
     }
 
     /// The guest goes where `target`, a value, says: assumes that this is `next`.
-    pub fn assume_target(&mut self, target: Operand, next: u64) {
+    pub fn assume_target(&mut self, kind: OriginKind, target: Operand, next: u64) {
         let state = self.state;
         let anchor = self.anchor_behind(target, &state);
         let holds = self.builder.binary(Op::Eq, Ty::I64, target, Operand::Const(next));
-        self.builder.assume(holds, anchor);
+        self.assume(kind, holds, anchor);
+    }
+
+    /// Assumes a predicate for the sake of the current guest instruction.
+    fn assume(&mut self, kind: OriginKind, holds: Operand, anchor: AnchorId) {
+        let origin = Origin { kind, pc: self.pc, step: self.step_index as u32 };
+        self.builder.assume(origin, holds, anchor);
     }
 
     /// Translates the end of a block, after which the guest went to `next`. If the trace `ends`
@@ -414,7 +422,7 @@ impl<'v, 'w> Body<'v, 'w> {
                     return Err(BuildError(AbortReason::Inconsistent));
                 }
                 if target.as_const().is_none() {
-                    self.assume_target(target, next);
+                    self.assume_target(target_kind(term), target, next);
                 }
             }
             GuestTerm::Branch { cond, taken, fall } => {
@@ -428,7 +436,7 @@ impl<'v, 'w> Body<'v, 'w> {
                         BranchAnchor::Own => self.anchor_here()?,
                         BranchAnchor::InReach => self.anchor_in_reach()?,
                     };
-                    self.builder.assume(holds, anchor);
+                    self.assume(OriginKind::Branch, holds, anchor);
                 }
                 if ends {
                     let state = self.state;
@@ -461,3 +469,11 @@ const ENDS_REACH: Effects = Effects::WRITE
     .union(Effects::LOCKED)
     .union(Effects::NO_REPEAT)
     .union(Effects::STATE);
+
+/// What an assumption about the target of a transfer is about.
+pub(super) fn target_kind(term: &GuestTerm) -> OriginKind {
+    match term {
+        GuestTerm::Ret(_) => OriginKind::Return,
+        _ => OriginKind::Target,
+    }
+}

@@ -18,7 +18,7 @@
 //! Data: [`Iterations`], the paths of one build. Invariant: as for a single path ([`super`]). Behind a
 //! branch no anchor of before it is used, so that each block of the tree has its own anchors.
 
-use super::body::Body;
+use super::body::{Body, target_kind};
 use super::{BuildError, Path, Step, instructions, written_operands};
 use crate::recorder::AbortReason;
 use dynasour_ir::{Block, BlockId, Edge, Gpr, GuestTerm, Op, Operand, Term, Ty, Value};
@@ -160,7 +160,7 @@ impl Body<'_, '_> {
         // An iteration that is the beginning of another has no such step: it does not part here.
         let next = iterations.next(same[0], n).ok_or(inconsistent)?;
         if let Some(target) = target {
-            self.assume_target(target, next);
+            self.assume_target(target_kind(term), target, next);
         }
         self.grow(Vec::new(), iterations, &same, n + 1)
     }
