@@ -260,17 +260,18 @@ fn usage_is_taught() {
 
 #[test]
 fn bad_input_is_answered() {
-    let files: Vec<PathBuf> = ["ir/tests/verify", "ir/tests/opt", "ir/tests/programs"]
-        .iter()
-        .flat_map(|d| std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(d)).unwrap())
-        .map(|entry| entry.unwrap().path())
-        .collect();
+    let files: Vec<PathBuf> =
+        ["ir/tests/verify", "ir/tests/opt", "ir/tests/figures", "ir/tests/programs"]
+            .iter()
+            .flat_map(|d| std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(d)).unwrap())
+            .map(|entry| entry.unwrap().path())
+            .collect();
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
     let mut below = |n: usize| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (seed >> 33) as usize % n
     };
-    for round in 0..60 {
+    for round in 0..84 {
         let mut text = std::fs::read(&files[below(files.len())]).unwrap();
         text.truncate(3000);
         for _ in 0..below(4) {
@@ -285,6 +286,8 @@ fn bad_input_is_answered() {
             &["check", "-"][..],
             &["print", "-"],
             &["opt", "-"],
+            &["opt", "--golden", "-"],
+            &["check", "--golden", "-"],
             &["eval", "-", "--steps", "1000"],
             &["diff", "-", "base", "t1", "--random", "3"],
         ];

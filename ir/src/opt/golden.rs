@@ -53,10 +53,14 @@ pub enum GoldenError {
     #[error(transparent)]
     Text(#[from] ParseError),
     /// The file does not say what is to be done.
-    #[error("the file does not say how its result is made: it begins neither with `; passes: ` nor with `; do: `")]
+    #[error(
+        "the file does not say how its result is made: it begins neither with `; passes: ` nor with `; do: `"
+    )]
     NoCommands,
     /// `; passes: ` is for one version.
-    #[error("`; passes: ` is for a file with one version, which this one has not: write `; do: optimise NAME …`")]
+    #[error(
+        "`; passes: ` is for a file with one version, which this one has not: write `; do: optimise NAME …`"
+    )]
     NotOneVersion,
     /// A command cannot be carried out.
     #[error("line {line}: {what}")]
@@ -441,7 +445,10 @@ mod tests {
             ("", "begins neither with"),
             ("; passes: dce\n", "a file with one version"),
             ("; do: optimise t1 dec\n", "line 1: there is no pass dec"),
-            ("; do: copy t1 t2\n; do: optimise t3 dce\n", "line 2: region 0x1000 has no version t3"),
+            (
+                "; do: copy t1 t2\n; do: optimise t3 dce\n",
+                "line 2: region 0x1000 has no version t3",
+            ),
             ("; do: optimise base dce\n", "base is a base version"),
             ("; do: copy t1 t1\n", "t1"),
             ("; do: copy t1 base\n", "base"),
@@ -454,7 +461,7 @@ mod tests {
             ("; do: speculate t1 b9 0 eq v0 1\n", "no block b9"),
             ("; do: speculate t1 b0 9 eq v0 1\n", "b0 has 2 instructions"),
             ("; do: speculate t1 b0 0 eq v9 1\n", "no value v9"),
-            ("; do: speculate t1 b0 0 eq v1 1\n", "v1 is not available"),
+            ("; do: speculate t1 b0 0 eq v1 1\n", "v1 is used where its definition does not reach"),
             ("; do: speculate t1 b0 0 add v0 1\n", "expected eq, ne"),
             ("; do: guard t1 b0 0 v0\n", "cannot be assumed there"),
             ("; do: specialise t1 t2 a0 eq v0\n", "expected an assumption"),
