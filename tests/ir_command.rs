@@ -301,7 +301,8 @@ fn bad_input_is_answered() {
     }
 }
 
-/// Writes the programs of `ir/README.md` to files: the sum in one region, and the countdown.
+/// Writes the programs of `ir/README.md` to files: the sum in one region, the countdown, and a golden
+/// file.
 fn files_of_the_page(page: &str, directory: &Path) {
     let blocks: Vec<&str> =
         page.split("```ir\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
@@ -317,6 +318,8 @@ fn files_of_the_page(page: &str, directory: &Path) {
     )
     .unwrap();
     std::fs::write(directory.join("countdown.ir"), blocks[3]).unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("ir/tests/opt/peel.ir");
+    std::fs::copy(golden, directory.join("golden.ir")).unwrap();
 }
 
 /// Every command that `ir/README.md` shows prints the output shown there.

@@ -166,6 +166,8 @@ fn follow(page: &str, command: &str, lines: &[&str], tree: &Path, build: &Path) 
         .expect("it runs");
     let printed = String::from_utf8_lossy(&output.stdout);
     let error = String::from_utf8_lossy(&output.stderr);
+    let ran_no_test = printed.contains("test result: ok. 0 passed");
+    assert!(!ran_no_test, "{page}: $ {command} runs no test:\n{printed}");
     let shown: Vec<&str> = printed.lines().collect();
     assert!(
         output.status.success() && shows(&shown, lines),
