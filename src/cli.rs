@@ -187,6 +187,7 @@ Examples:
   dynasour guards ./a.out 1000 --runs 11
   dynasour guards --policies eager,default --runs 11 --csv -- ./a.out 1000
   dynasour guards --chaos-sweep -- ./a.out 1000
+  dynasour guards --policies default --pipeline mine=simplify,licm,dce ./a.out
   dynasour guards -- sort --csv                   after --, all options are the program's
 
 Policies:

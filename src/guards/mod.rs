@@ -18,6 +18,7 @@
 mod compare;
 mod counts;
 mod fit;
+mod pipeline;
 mod report;
 mod sweep;
 
@@ -28,6 +29,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use dynasour_runtime::config::{Placement, Tier, placement};
 use indicatif::ProgressBar;
+use pipeline::Pipeline;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -43,6 +45,14 @@ pub struct GuardsArgs {
     #[arg(long, value_name = "POLICY,...", value_delimiter = ',',
           value_parser = placement::placement)]
     policies: Vec<&'static dyn Placement>,
+    /// Also compare a pipeline of your own: these passes, in this order, under the assumptions and
+    /// anchors of POLICY [default of POLICY: default]. May be given several times
+    #[arg(
+        long = "pipeline",
+        value_name = "NAME=[POLICY:]PASS,...",
+        conflicts_with = "chaos_sweep"
+    )]
+    pipelines: Vec<Pipeline>,
     /// Rounds; medians are shown
     #[arg(long, default_value_t = 5, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -122,6 +132,10 @@ pub fn run(args: &GuardsArgs) -> Result<i32> {
     }
     if args.prove_traces {
         crate::solver::needed()?;
+    }
+    for (i, pipeline) in args.pipelines.iter().enumerate() {
+        let is_new = args.pipelines[..i].iter().all(|before| before.name != pipeline.name);
+        ensure!(is_new, "two pipelines have the name {}", pipeline.name);
     }
     let session = Session::new(args)?;
     let expected = session.expected()?;
