@@ -8,8 +8,9 @@
 //! * ```` ```rust ```` and ```` ```ir ```` are new files, whose path is the last one that the
 //!   paragraph before names.
 //!
-//! The copy lies in `target/tmp/pages/tree` and is built in `target/tmp/pages/build`, without
-//! optimisation, so that only what changed is built again. Building all takes a minute.
+//! The copy lies in `target/tmp/pages/tree` and is built in `target/tmp/pages/build`, nearly without
+//! optimisation, so that only what changed is built again. Building all takes a minute on two processors,
+//! the commands take as long.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -32,6 +33,20 @@ const SOURCES: [&str; 10] = [
     "src",
     "tracer",
 ];
+
+/// How the copy is built. The crates that the tests of the pages execute most are optimised a little:
+/// that saves more time than it takes.
+const SETTINGS: &str = "\
+[net]
+offline = true # everything has been downloaded for the build of this test
+[build]
+incremental = false
+[profile.dev]
+opt-level = 0
+debug = false
+[profile.dev.package.dynasour-ir]
+opt-level = 1
+";
 
 /// A block of a page.
 #[derive(Debug, PartialEq)]
@@ -161,7 +176,7 @@ fn follow(page: &str, command: &str, lines: &[&str], tree: &Path, build: &Path) 
         .current_dir(tree)
         .env("DYNASOUR", build.join("debug/dynasour"))
         .env("PATH", path_with_cargo())
-        .envs(settings(build))
+        .env("CARGO_TARGET_DIR", build)
         .output()
         .expect("it runs");
     let printed = String::from_utf8_lossy(&output.stdout);
@@ -175,18 +190,6 @@ fn follow(page: &str, command: &str, lines: &[&str], tree: &Path, build: &Path) 
         output.status,
         lines.join("\n")
     );
-}
-
-/// How the copy is built.
-fn settings(build: &Path) -> [(&'static str, String); 5] {
-    [
-        ("CARGO_TARGET_DIR", build.display().to_string()),
-        // Everything has been downloaded for this build.
-        ("CARGO_NET_OFFLINE", "true".to_owned()),
-        ("CARGO_PROFILE_DEV_OPT_LEVEL", "0".to_owned()),
-        ("CARGO_PROFILE_DEV_DEBUG", "0".to_owned()),
-        ("CARGO_INCREMENTAL", "0".to_owned()),
-    ]
 }
 
 /// The search path, with the cargo of this build first.
@@ -209,6 +212,8 @@ fn pages_can_be_followed() {
     // The changes are made in a copy of their own, so that files of the tree whose text stays the
     // same from test to test are not built again.
     mirror(root(), &[&SOURCES[..], &["tests"]].concat(), &fresh);
+    fs::create_dir_all(fresh.join(".cargo")).expect("made");
+    fs::write(fresh.join(".cargo/config.toml"), SETTINGS).expect("written");
     for (page, blocks) in &pages {
         change(page, blocks, &fresh);
     }
@@ -216,7 +221,7 @@ fn pages_can_be_followed() {
     let built = Command::new(env!("CARGO"))
         .args(["build", "--bin", "dynasour"])
         .current_dir(&tree)
-        .envs(settings(&build))
+        .env("CARGO_TARGET_DIR", &build)
         .output()
         .expect("cargo runs");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));

@@ -6,8 +6,8 @@
 //! `OPT_BLESS=1 cargo test -p dynasour-ir --test opt_files` writes the results into the files: read
 //! the diff.
 
+use dynasour_ir::eval::ModelMachine;
 use dynasour_ir::eval::check::same_result;
-use dynasour_ir::eval::{Machine, ModelMachine};
 use dynasour_ir::opt::golden::{self, split};
 use dynasour_ir::opt::{OptOptions, PASSES, optimise_with};
 use dynasour_ir::random::{Rng, generate};
