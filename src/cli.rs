@@ -24,9 +24,11 @@
 mod plain;
 
 use crate::bench::BenchArgs;
+use crate::completions::CompletionsArgs;
 use crate::explain::ExplainArgs;
 use crate::guards::GuardsArgs;
 use crate::ir::IrArgs;
+use crate::manual::ManArgs;
 use crate::solver;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -213,6 +215,7 @@ Examples:
   dynasour guards --chaos-sweep -- ./a.out 1000
   dynasour guards --list commands.txt --shard 3/8 --jsonl --save 3.jsonl
   dynasour guards --merge *.jsonl --csv
+  dynasour guards --policies default --pipeline mine=simplify,licm,dce ./a.out
   dynasour guards -- sort --csv                   after --, all options are the program's
 
 Policies:
@@ -232,6 +235,24 @@ study are missing; 2 if nothing was measured.")]
     /// Check, print, optimise, evaluate and compare programs in the IR's text form
     #[command(after_help = "ir/README.md has the grammar with a worked example.")]
     Ir(IrArgs),
+    /// Print a script by which a shell completes command lines of dynasour
+    #[command(after_help = "\
+Examples:
+  dynasour completions bash > ~/.local/share/bash-completion/completions/dynasour
+  dynasour completions fish > ~/.config/fish/completions/dynasour.fish
+  dynasour completions zsh > ~/.zfunc/_dynasour        with `fpath+=~/.zfunc` before compinit
+  eval \"$(dynasour completions bash)\"                  for this shell only
+
+Completed are subcommands, options, and names of tiers, policies, passes and log stages.")]
+    Completions(CompletionsArgs),
+    /// Write manual pages, one for each subcommand
+    #[command(after_help = "\
+Examples:
+  dynasour man ~/.local/share/man/man1         then `man dynasour-run`
+  dynasour man pages && man -l pages/dynasour-ir-opt.1
+
+Nothing is written if one of the pages exists, unless --force.")]
+    Man(ManArgs),
 }
 
 /// Options of `run`.

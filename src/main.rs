@@ -11,6 +11,8 @@
 //! | [`explain`] | `explain`: what the hot traces of one run are |
 //! | [`guards`] | `guards`: one program under several guard placements |
 //! | [`ir`] | `ir`: tools for the IR's text form |
+//! | [`completions`] | `completions`: scripts for shells |
+//! | [`manual`] | `man`: manual pages |
 //! | [`solver`] | none: what proofs need |
 //!
 //! `run` itself is [`dynasour_runtime::run`], which returns only if the guest could not be started.
@@ -20,13 +22,16 @@
 
 mod bench;
 mod cli;
+mod completions;
 mod explain;
 #[cfg(fixed_address)]
 mod fixed_address;
 mod guards;
 mod ir;
+mod manual;
 mod solver;
 
+use clap::CommandFactory;
 use cli::{Cli, Command};
 use std::ffi::c_int;
 
@@ -63,6 +68,8 @@ fn run(cli: Cli) -> c_int {
         Command::Explain(args) => explain::run(&args).unwrap_or_else(failed),
         Command::Guards(args) => guards::run(&args).unwrap_or_else(failed),
         Command::Ir(args) => ir::run(&args).unwrap_or_else(failed),
+        Command::Completions(args) => completions::run(&args, Cli::command()),
+        Command::Man(args) => manual::run(&args, Cli::command()).unwrap_or_else(failed),
     }
 }
 

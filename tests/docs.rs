@@ -1,6 +1,6 @@
-//! What README, docs/ and `tests/README.md` say is true: options exist, links have a target, files
-//! that the design names exist, the study's page has the tables of its data, and the table of modes
-//! is the matrix.
+//! What README, docs/ and `tests/README.md` say is true: options exist, links have a target, the book
+//! has every page, files that the design names exist, the study's page has the tables of its data, and
+//! the table of modes is the matrix.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,9 @@ fn options_exist() {
         vec!["explain"],
         vec!["guards"],
         vec!["ir", "opt"],
+        vec!["ir", "check"],
         vec!["ir", "diff"],
+        vec!["man"],
     ];
     let help: String = commands
         .iter()
@@ -70,12 +72,73 @@ fn links_lead_somewhere() {
     for (page, text) in pages().into_iter().chain([(readme, text)]) {
         let folder = page.parent().expect("a file has a folder");
         for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let target = folder.join(link.split('#').next().unwrap_or(link));
-            assert!(link.starts_with("http") || target.exists(), "{}: {link}", page.display());
             seen += 1;
+            if link.starts_with("http") {
+                continue;
+            }
+            let (file, anchor) =
+                link.split_once('#').map_or((link, None), |(file, anchor)| (file, Some(anchor)));
+            let target = if file.is_empty() { page.clone() } else { folder.join(file) };
+            assert!(target.exists(), "{}: {link}", page.display());
+            if let Some(anchor) = anchor {
+                let text = fs::read_to_string(&target).expect("text");
+                let found = anchors(&text).iter().any(|known| known == anchor);
+                assert!(found, "{}: {link}: no heading has this anchor", page.display());
+            }
         }
     }
     assert!(seen >= 25, "{seen}");
+}
+
+/// The anchors of a page's headings, as mdBook and GitHub make them.
+fn anchors(text: &str) -> Vec<String> {
+    let mut is_code = false;
+    let mut anchors: Vec<String> = Vec::new();
+    for line in text.lines() {
+        is_code ^= line.starts_with("```");
+        let title = line.trim_start_matches('#');
+        if is_code || title.len() == line.len() || !title.starts_with(' ') {
+            continue;
+        }
+        let characters = title.trim().chars().filter_map(|c| match c {
+            ' ' => Some('-'),
+            '-' | '_' => Some(c),
+            c if c.is_alphanumeric() => Some(c.to_ascii_lowercase()),
+            _ => None,
+        });
+        let anchor: String = characters.collect();
+        // The second heading of one name is NAME-1.
+        let before = anchors.iter().filter(|known| **known == anchor).count();
+        anchors.push(if before == 0 { anchor } else { format!("{anchor}-{before}") });
+    }
+    anchors
+}
+
+#[test]
+fn anchors_are_made_as_mdbook_makes_them() {
+    let page = "# A `b`, c\n```\n# no heading\n```\n#hash\n## 3.1 D_e-f\n# A `b`, c\n";
+    assert_eq!(anchors(page), ["a-b-c", "31-d_e-f", "a-b-c-1"]);
+}
+
+/// `docs/SUMMARY.md`, the table of contents of the book, links to every page once and to nothing else.
+#[test]
+fn the_book_has_every_page() {
+    let summary = fs::read_to_string(docs().join("SUMMARY.md")).expect("docs/SUMMARY.md");
+    let links = summary.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let mut links: Vec<PathBuf> = links.map(|link| docs().join(link)).collect();
+    links.sort();
+    let mut pages: Vec<PathBuf> = pages().into_iter().map(|(page, _)| page).collect();
+    pages.retain(|page| !page.ends_with("SUMMARY.md"));
+    pages.sort();
+    assert_eq!(links, pages);
+    // What mdBook accepts: titles of parts, and one link on a line.
+    for line in summary.lines().filter(|line| !line.is_empty()) {
+        let is_link = line.trim_start().trim_start_matches("- ").starts_with('[');
+        assert!(is_link && line.ends_with(".md)") || line.starts_with("# "), "{line}");
+    }
+    let settings = fs::read_to_string(docs().join("book.toml")).expect("docs/book.toml");
+    let settings: toml::Table = settings.parse().expect("TOML");
+    assert_eq!(settings["book"]["src"].as_str(), Some("."));
 }
 
 /// `docs/design.md` says of everything which file does it, by its path in the repository. Words

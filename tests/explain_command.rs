@@ -407,3 +407,17 @@ fn nothing_is_overwritten() {
         &["cannot write /nonexistent/x"],
     );
 }
+
+/// `--passes` replaces the passes of the policy: the report has these and no others.
+#[test]
+fn passes_can_be_chosen() {
+    let directory = directory("passes");
+    let program = guest(&directory, "-O2");
+    let words = ["--passes", "simplify,dce", "--threshold", "100", "--json", "--", &program];
+    let explanation = json(&directory, &words).to_string();
+    assert!(explanation.contains("\"pass\":\"simplify\""), "{explanation}");
+    for other in ["peel", "sink", "params"] {
+        assert!(!explanation.contains(&format!("\"pass\":\"{other}\"")), "{other}");
+    }
+    refused(&explain(&directory, &["--passes", "monitor", "/bin/true"]), &["only the evaluator"]);
+}

@@ -370,3 +370,33 @@ fn runs_that_differ_from_native_are_rows_that_say_so() {
     assert_eq!(shown.matches("DIFFERS").count(), 2, "{shown}");
     assert!(text(&outcome.stderr).contains("--policy eager"), "{}", text(&outcome.stderr));
 }
+
+/// A pipeline is a row beside the policies. With the passes of `eager` it counts what `eager` counts.
+#[test]
+fn pipelines_are_compared_with_policies() {
+    let directory = directory("pipelines");
+    let program = three_guards(&directory);
+    let passes = "simplify,params,forward,simplify,params,dce,sink,flagparams,params,dce";
+    let (same, none) = (format!("same=eager:{passes}"), "none=eager:dce");
+    let words =
+        ["--policies", "eager", "--pipeline", &same, "--pipeline", none, "--runs", "1", "--json"];
+    let more = ["--no-deopt-cost", "--threshold", "50", "--", &program, "300000"];
+    let outcome = guards(&directory, &[&words[..], &more].concat());
+    assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
+    let report: Value = serde_json::from_slice(&outcome.stdout).expect("JSON");
+    let rows = report["policies"].as_array().expect("rows");
+    let names: Vec<&str> = rows.iter().filter_map(|r| r["policy"].as_str()).collect();
+    assert_eq!(names, ["eager", "same", "none"]);
+    let executed = |row: usize| rows[row].pointer("/counts/executed").and_then(Value::as_u64);
+    let (eager, same, none) = (executed(0), executed(1), executed(2));
+    assert!(eager.is_some() && eager == same, "{eager:?} {same:?}");
+    assert!(none >= eager, "{none:?}: no pass removes guards");
+    for (words, part) in [
+        (&["--pipeline", "x=dce", "--pipeline", "x=dce", "true"][..], "two pipelines"),
+        (&["--pipeline", "eager=dce", "true"], "name of a policy"),
+        (&["--pipeline", "x=nothing", "true"], "unknown pass"),
+        (&["--pipeline", "x=dce", "--chaos-sweep", "true"], "cannot be used with"),
+    ] {
+        refused(&guards(&directory, words), &[part]);
+    }
+}

@@ -260,17 +260,18 @@ fn usage_is_taught() {
 
 #[test]
 fn bad_input_is_answered() {
-    let files: Vec<PathBuf> = ["ir/tests/verify", "ir/tests/opt", "ir/tests/programs"]
-        .iter()
-        .flat_map(|d| std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(d)).unwrap())
-        .map(|entry| entry.unwrap().path())
-        .collect();
+    let files: Vec<PathBuf> =
+        ["ir/tests/verify", "ir/tests/opt", "ir/tests/figures", "ir/tests/programs"]
+            .iter()
+            .flat_map(|d| std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(d)).unwrap())
+            .map(|entry| entry.unwrap().path())
+            .collect();
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
     let mut below = |n: usize| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (seed >> 33) as usize % n
     };
-    for round in 0..60 {
+    for round in 0..84 {
         let mut text = std::fs::read(&files[below(files.len())]).unwrap();
         text.truncate(3000);
         for _ in 0..below(4) {
@@ -285,6 +286,8 @@ fn bad_input_is_answered() {
             &["check", "-"][..],
             &["print", "-"],
             &["opt", "-"],
+            &["opt", "--golden", "-"],
+            &["check", "--golden", "-"],
             &["eval", "-", "--steps", "1000"],
             &["diff", "-", "base", "t1", "--random", "3"],
         ];
@@ -298,7 +301,8 @@ fn bad_input_is_answered() {
     }
 }
 
-/// Writes the programs of `ir/README.md` to files: the sum in one region, and the countdown.
+/// Writes the programs of `ir/README.md` to files: the sum in one region, the countdown, and a golden
+/// file.
 fn files_of_the_page(page: &str, directory: &Path) {
     let blocks: Vec<&str> =
         page.split("```ir\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
@@ -314,6 +318,8 @@ fn files_of_the_page(page: &str, directory: &Path) {
     )
     .unwrap();
     std::fs::write(directory.join("countdown.ir"), blocks[3]).unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("ir/tests/opt/peel.ir");
+    std::fs::copy(golden, directory.join("golden.ir")).unwrap();
 }
 
 /// Every command that `ir/README.md` shows prints the output shown there.

@@ -155,3 +155,30 @@ impl fmt::Display for Setup {
         f.write_str("}\n")
     }
 }
+
+/// What states say of memory that is read-only: address, bytes and value of each word.
+pub fn read_only_words(setups: &[Setup]) -> Vec<(u64, u32, u64)> {
+    let mut words = Vec::new();
+    for setup in setups {
+        let pages: Vec<u64> = setup
+            .settings
+            .iter()
+            .filter_map(|setting| match setting {
+                Setting::ReadOnly(address) => Some(address >> 12),
+                _ => None,
+            })
+            .collect();
+        for setting in &setup.settings {
+            let Setting::Data { address, ty, values } = setting else { continue };
+            for (i, value) in values.iter().enumerate() {
+                let bytes = ty.bytes();
+                let at = address.wrapping_add(i as u64 * u64::from(bytes));
+                let end = at.wrapping_add(u64::from(bytes) - 1);
+                if pages.contains(&(at >> 12)) && pages.contains(&(end >> 12)) {
+                    words.push((at, bytes, *value));
+                }
+            }
+        }
+    }
+    words
+}

@@ -39,7 +39,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use counting::{Plan, ended};
 use dynasour_guest::symbols::Symbols;
-use dynasour_runtime::config::{Placement, Tier, parse_pass, placement};
+use dynasour_runtime::config::{Placement, Tier, parse_pass, parse_trace_pass, placement};
 use dynasour_runtime::observe::attempts;
 use model::{Explanation, Wanted};
 use paint::{Paint, When};
@@ -93,6 +93,9 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "NAME", value_parser = placement::placement,
           default_value = "default")]
     policy: &'static dyn Placement,
+    /// Run these optimiser passes, in this order, instead of those of the policy, as for `run`
+    #[arg(long, value_name = "PASS,...", value_delimiter = ',', value_parser = parse_trace_pass)]
+    passes: Vec<String>,
     /// Do not run these optimiser passes
     #[arg(long, value_name = "PASS,...", value_delimiter = ',', value_parser = parse_pass)]
     skip_pass: Vec<String>,
@@ -175,6 +178,9 @@ pub fn run(args: &ExplainArgs) -> Result<c_int> {
 fn plan(args: &ExplainArgs) -> Plan<'_> {
     let mut options: Vec<OsString> = vec!["--tier".into(), args.tier.to_string().into()];
     options.extend(["--policy".into(), args.policy.name().into()]);
+    if !args.passes.is_empty() {
+        options.extend(["--passes".into(), args.passes.join(",").into()]);
+    }
     // Always passed, so that the result does not depend on timing.
     let threshold = args.threshold.unwrap_or(args.tier.head_threshold());
     options.extend(["--threshold".into(), threshold.to_string().into()]);

@@ -49,6 +49,9 @@ pub fn run(session: &Session, expected: &Sample) -> Result<Report> {
     let each = 1 + runs + 2 * runs.min(costs as u64);
     session.bar.set_length(2 + runs + policies.len() as u64 * each);
     let mut rows: Vec<Row> = policies.iter().map(|p| Row::new(p.name(), p.about())).collect();
+    let pipelines = &session.args.pipelines;
+    rows.extend(pipelines.iter().map(|p| Row::new(&p.name, &p.about())));
+    session.bar.inc_length(pipelines.len() as u64 * each);
     for row in &mut rows {
         count(session, expected, row)?;
     }
@@ -119,8 +122,13 @@ fn under(
         session.bar.inc(1);
         return Ok(None);
     }
-    let options: Vec<&str> =
-        ["--policy", &row.policy].into_iter().chain(options.iter().copied()).collect();
+    let pipeline = session.args.pipelines.iter().find(|pipeline| pipeline.name == row.policy);
+    let selected = match pipeline {
+        Some(pipeline) => pipeline.options().to_vec(),
+        None => vec!["--policy".to_string(), row.policy.clone()],
+    };
+    let selected = selected.iter().map(String::as_str);
+    let options: Vec<&str> = selected.chain(options.iter().copied()).collect();
     match session.run_with(&options, expected)? {
         Ok(run) => Ok(Some(run)),
         Err(trouble) => {

@@ -19,6 +19,7 @@
 mod compare;
 mod counts;
 mod fit;
+mod pipeline;
 mod report;
 mod study;
 mod sweep;
@@ -33,6 +34,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{ArgGroup, Args};
 use dynasour_runtime::config::{Placement, Tier, placement};
 use indicatif::ProgressBar;
+use pipeline::Pipeline;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -50,6 +52,14 @@ pub struct GuardsArgs {
     #[arg(long, value_name = "POLICY,...", value_delimiter = ',',
           value_parser = placement::placement)]
     policies: Vec<&'static dyn Placement>,
+    /// Also compare a pipeline of your own: these passes, in this order, under the assumptions and
+    /// anchors of POLICY [default of POLICY: default]. May be given several times
+    #[arg(
+        long = "pipeline",
+        value_name = "NAME=[POLICY:]PASS,...",
+        conflicts_with = "chaos_sweep"
+    )]
+    pipelines: Vec<Pipeline>,
     #[command(flatten)]
     rounds: Rounds,
     /// Measure instead the slowdown for several rates of failing guards, and the cost of one
@@ -140,6 +150,10 @@ pub fn run(args: &GuardsArgs) -> Result<i32> {
     }
     if args.prove_traces {
         crate::solver::needed()?;
+    }
+    for (i, pipeline) in args.pipelines.iter().enumerate() {
+        let is_new = args.pipelines[..i].iter().all(|before| before.name != pipeline.name);
+        ensure!(is_new, "two pipelines have the name {}", pipeline.name);
     }
     ensure!(!args.chaos_sweep || args.policies.len() <= 1, "--chaos-sweep takes one policy");
     if let Some(stdin) = &args.stdin {

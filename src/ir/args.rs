@@ -24,9 +24,10 @@ pub enum IrCommand {
 Examples:
   dynasour ir check loop.ir
   dynasour ir check --json *.ir | jq '.errors[] | .message'
+  dynasour ir check --golden wrong.ir       errors are where `; error: MESSAGE` says, nowhere else
 
-Each broken rule is shown at its line; ir/README.md lists the rules. Exit status 1 if a rule is \
-broken.")]
+Each broken rule is shown at its line; ir/README.md lists the rules. Of a golden file both parts are \
+checked. Exit status 1 if a rule is broken.")]
     Check(CheckArgs),
     /// Print a file in the printer's canonical form of values, anchors, addresses and comments
     Print(PrintArgs),
@@ -37,8 +38,13 @@ Examples:
   dynasour ir opt loop.ir --passes simplify,dce --each   after each pass that changed something
   dynasour ir opt loop.ir --skip-pass sink --quiet > new.ir
   dynasour ir opt --list                                 every pass, one on each line
+  dynasour ir opt --golden ir/tests/opt/peel.ir          what the file's first lines say: is the \
+result as expected?
 
-The verifier runs after each pass. `base` versions are left as they are.")]
+The verifier runs after each pass. `base` versions are left as they are. A golden file holds a \
+program and, after a line `---`, a result; without --golden only the program is used. ir/README.md \
+explains its first lines. Memory that a `state` of the file declares `read_only` is taken for \
+constant. Exit status 1: a version does not verify, or with --golden the result is another one.")]
     Opt(OptArgs),
     /// Run a program in the evaluator: shows its output, where control went, and the final state
     #[command(after_help = "\
@@ -92,6 +98,9 @@ pub struct CheckArgs {
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
+    /// Expect the errors that comments `; error: MESSAGE [RULE]` name on their lines, and no others
+    #[arg(long, conflicts_with = "json")]
+    pub golden: bool,
 }
 
 /// Options of `ir print`.
@@ -129,6 +138,9 @@ pub struct OptArgs {
     /// Print the statistics of each pass as JSON
     #[arg(long, conflicts_with_all = ["quiet", "each"])]
     pub json: bool,
+    /// Run what the first lines of a golden file say, and compare the result with its second part
+    #[arg(long, conflicts_with_all = ["passes", "skip_pass", "version", "each", "quiet", "json"])]
+    pub golden: bool,
     /// List the passes
     #[arg(long, exclusive = true)]
     pub list: bool,

@@ -9,11 +9,12 @@
 //! * 3: neither proven nor refuted.
 //!
 //! [`source`] reads files and shows errors with the faulty line; [`args`] has the options; [`opt`],
-//! [`eval`], [`diff`] and [`prove`] are the larger subcommands. No global data, no lock.
+//! [`golden`], [`eval`], [`diff`] and [`prove`] are the larger subcommands. No global data, no lock.
 
 mod args;
 mod diff;
 mod eval;
+mod golden;
 mod opt;
 mod prove;
 mod source;
@@ -61,20 +62,25 @@ fn plural(count: usize, noun: &str) -> String {
 }
 
 fn check(args: &CheckArgs) -> Result<c_int> {
+    if args.golden {
+        return golden::check(&args.files);
+    }
     let mut all = Vec::new();
     let (mut regions, mut versions) = (0, 0);
     for path in &args.files {
         let source = SourceText::read(path)?;
-        match source.load() {
-            Ok(File { regions: found, .. }) => {
-                regions += found.len();
-                versions += found.iter().map(|r| r.versions.len()).sum::<usize>();
-            }
-            Err(problems) => {
-                if !args.json {
-                    problems.iter().for_each(|p| source.show(p));
+        for part in std::iter::once(source.load()).chain(source.load_expected()) {
+            match part {
+                Ok(File { regions: found, .. }) => {
+                    regions += found.len();
+                    versions += found.iter().map(|r| r.versions.len()).sum::<usize>();
                 }
-                all.extend(problems.into_iter().map(|p| (source.name.clone(), p)));
+                Err(problems) => {
+                    if !args.json {
+                        problems.iter().for_each(|p| source.show(p));
+                    }
+                    all.extend(problems.into_iter().map(|p| (source.name.clone(), p)));
+                }
             }
         }
     }
@@ -108,12 +114,16 @@ fn check(args: &CheckArgs) -> Result<c_int> {
 fn print(args: &PrintArgs) -> Result<c_int> {
     let source = SourceText::read(&args.file)?;
     // A version that breaks rules of the verifier can be printed; only its syntax must be right.
-    let file = match source.parse() {
-        Ok(file) => file,
-        Err(problem) => return Ok(refuse(&source, &[problem])),
-    };
-    out(whole(&file, args.short));
-    Ok(0)
+    let parts: Result<Vec<File>, Problem> =
+        std::iter::once(source.parse()).chain(source.parse_expected()).collect();
+    match parts {
+        Ok(files) => {
+            let texts: Vec<String> = files.iter().map(|file| whole(file, args.short)).collect();
+            out(texts.join("---\n"));
+            Ok(0)
+        }
+        Err(problem) => Ok(refuse(&source, &[problem])),
+    }
 }
 
 /// A file in the printer's form, states first.

@@ -3,10 +3,11 @@
 
 use super::args::OptArgs;
 use super::source::SourceText;
-use super::{WRONG, out, plural, refuse, whole};
+use super::{WRONG, golden, out, plural, refuse, whole};
 use anyhow::{Result, bail};
 use dynasour_ir::Version;
 use dynasour_ir::opt::{OptOptions, PASSES, Pass, PassStat, optimise, pass};
+use dynasour_ir::setup::read_only_words;
 use dynasour_ir::verify::verify;
 use serde_json::json;
 use std::cell::RefCell;
@@ -23,9 +24,16 @@ pub(super) fn run(args: &OptArgs) -> Result<c_int> {
     let passes = named(&args.passes)?;
     named(&args.skip_pass)?;
     let source = SourceText::read(path)?;
+    if args.golden {
+        return golden::optimise(&source);
+    }
     let mut file = match source.load() {
         Ok(file) => file,
         Err(problems) => return Ok(refuse(&source, &problems)),
+    };
+    let words = read_only_words(&file.setups);
+    let constant = |address: u64, size: u32| {
+        words.iter().find(|(at, bytes, _)| (*at, *bytes) == (address, size)).map(|word| word.2)
     };
     let mut status = 0;
     let (mut reports, mut matching) = (Vec::new(), 0);
@@ -35,7 +43,7 @@ pub(super) fn run(args: &OptArgs) -> Result<c_int> {
         }
         matching += 1;
         let before = version.clone();
-        let done = transform(version, args, &passes);
+        let done = transform(version, args, &passes, &constant);
         if let Some((pass, what)) = &done.broken {
             eprintln!(
                 "dynasour: {:#x} {}: {pass} made a version that does not verify: {what}",
@@ -67,7 +75,12 @@ pub(super) fn run(args: &OptArgs) -> Result<c_int> {
 fn named(names: &[String]) -> Result<Vec<&'static Pass>> {
     let find = |name: &String| {
         pass(name).ok_or_else(|| {
-            anyhow::anyhow!("there is no pass {name}; `dynasour ir opt --list` lists them")
+            let near = |p: &&Pass| strsim::damerau_levenshtein(p.name, name) <= 2;
+            let near = PASSES.iter().find(near).map(|p| format!(" (did you mean {}?)", p.name));
+            anyhow::anyhow!(
+                "there is no pass {name}{}; `dynasour ir opt --list` lists them",
+                near.unwrap_or_default()
+            )
         })
     };
     names.iter().map(find).collect()
@@ -82,7 +95,12 @@ struct Done {
     broken: Option<(String, String)>,
 }
 
-fn transform(version: &mut Version, args: &OptArgs, passes: &[&'static Pass]) -> Done {
+fn transform(
+    version: &mut Version,
+    args: &OptArgs,
+    passes: &[&'static Pass],
+    constant: &dyn Fn(u64, u32) -> Option<u64>,
+) -> Done {
     let broken = RefCell::new(None);
     let stages = RefCell::new(Vec::new());
     let after = |name: &str, v: &Version| {
@@ -98,6 +116,7 @@ fn transform(version: &mut Version, args: &OptArgs, passes: &[&'static Pass]) ->
     let options = OptOptions {
         skip: args.skip_pass.clone(),
         after_pass: Some(&after),
+        constant_memory: Some(constant),
         ..OptOptions::default()
     };
     let stats = if args.passes.is_empty() {

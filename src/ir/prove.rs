@@ -12,8 +12,7 @@ use crate::solver;
 use anyhow::{Context, Result, bail};
 use dynasour_ir::Version;
 use dynasour_ir::prove::{Claim, Limits, Outcome, Right, Verdict, prove};
-use dynasour_ir::setup::Setting;
-use dynasour_ir::text::File;
+use dynasour_ir::setup::read_only_words;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -51,7 +50,7 @@ pub(super) fn run(args: &ProveArgs) -> Result<c_int> {
         program.insert(version.region, version.clone());
     }
     let right = if one.is_base() { Right::Program(&mut program) } else { Right::Trace(one) };
-    let constants = constants(&file);
+    let constants = read_only_words(&file.setups);
     let claim = Claim { right, version: two, constants: &constants };
     let limits = Limits { time: Duration::from_secs_f64(args.time) };
     let outcome = prove(claim, &mut *solver, limits);
@@ -61,33 +60,6 @@ pub(super) fn run(args: &ProveArgs) -> Result<c_int> {
         Verdict::Refuted { .. } => WRONG,
         Verdict::Unknown { .. } => UNKNOWN,
     })
-}
-
-/// What the file's states say of memory that is read-only: address, bytes and value of each word.
-fn constants(file: &File) -> Vec<(u64, u32, u64)> {
-    let mut constants = Vec::new();
-    for setup in &file.setups {
-        let pages: Vec<u64> = setup
-            .settings
-            .iter()
-            .filter_map(|setting| match setting {
-                Setting::ReadOnly(address) => Some(address >> 12),
-                _ => None,
-            })
-            .collect();
-        for setting in &setup.settings {
-            let Setting::Data { address, ty, values } = setting else { continue };
-            for (i, value) in values.iter().enumerate() {
-                let bytes = ty.bytes();
-                let at = address.wrapping_add(i as u64 * u64::from(bytes));
-                let end = at.wrapping_add(u64::from(bytes) - 1);
-                if pages.contains(&(at >> 12)) && pages.contains(&(end >> 12)) {
-                    constants.push((at, bytes, *value));
-                }
-            }
-        }
-    }
-    constants
 }
 
 fn report(args: &ProveArgs, outcome: &Outcome) {

@@ -2,13 +2,17 @@
 //!
 //! Data: [`SourceText`] has the text of one file, [`Problem`] one error at a position of it. No lock.
 //!
+//! A golden file has two parts with a line `---` between them ([`golden`]): a program and what
+//! passes make of it. The program is the part that commands work on.
+//!
 //! Example: a text that does not parse gives one problem of the rule `syntax`; one that breaks
 //! rules of the verifier gives a problem for each of them.
 
 use anyhow::{Context, Result};
+use dynasour_ir::opt::golden;
 use dynasour_ir::region::{RegionRule, verify_region};
 use dynasour_ir::text::{File, ParseError, Position, file};
-use dynasour_ir::verify::{VerifyError, Where};
+use dynasour_ir::verify::{VerifyError, Where, verify};
 use miette::{
     Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource, Severity,
     SourceCode,
@@ -55,16 +59,42 @@ impl SourceText {
         Ok(SourceText { name, text: String::from_utf8_lossy(&bytes).into_owned() })
     }
 
-    /// Parses the file.
+    /// Parses the program.
     pub fn parse(&self) -> Result<File, Problem> {
-        file(&self.text).map_err(|e| Problem::syntax(&e))
+        file(golden::split(&self.text).0).map_err(|e| Problem::syntax(&e))
     }
 
-    /// Parses the file and verifies every version; returns all problems found.
+    /// Parses the second part of a golden file; none if the file has no second part.
+    pub fn parse_expected(&self) -> Option<Result<File, Problem>> {
+        let (program, expected) = golden::split(&self.text);
+        // Blank lines in place of the first part and the line `---` keep positions right.
+        let above = "\n".repeat(program.lines().count() + 1);
+        Some(file(&format!("{above}{}", expected?)).map_err(|e| Problem::syntax(&e)))
+    }
+
+    /// Parses the program and verifies every version; returns all problems found.
     pub fn load(&self) -> Result<File, Vec<Problem>> {
         let file = self.parse().map_err(|problem| vec![problem])?;
         let problems = problems(&file);
         if problems.is_empty() { Ok(file) } else { Err(problems) }
+    }
+
+    /// As [`SourceText::load`], for the second part of a golden file. It holds versions as the printer
+    /// writes them, each in a region of its own, so the rules of regions do not apply.
+    pub fn load_expected(&self) -> Option<Result<File, Vec<Problem>>> {
+        let load = |file: File| {
+            let versions = file.regions.iter().flat_map(|r| &r.versions);
+            let spots = file.spots.iter().flatten();
+            let problems: Vec<Problem> = versions
+                .zip(spots)
+                .flat_map(|(version, spots)| {
+                    let broken = verify(version).err().unwrap_or_default();
+                    broken.into_iter().map(|e| Problem::rule(&e, spots.of(e.at)))
+                })
+                .collect();
+            if problems.is_empty() { Ok(file) } else { Err(problems) }
+        };
+        Some(self.parse_expected()?.map_err(|problem| vec![problem]).and_then(load))
     }
 
     /// Byte offset of a position, and the length of the text to underline: up to a comment or the

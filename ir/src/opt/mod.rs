@@ -34,6 +34,7 @@
 //! | `inject` | | adds assumptions at any point that an anchor reaches |
 //! | `continuation` | | a version that begins at an anchor in the middle of another |
 //! | `inline` | | puts another region's version in place of the exit to it |
+//! | `golden` | | runs what a golden file says |
 //!
 //! `rules`, `conditions`, `address` and `bounds` belong to `simplify`, `alias_plan` to `alias`; `facts` and `known` to
 //! `constants` and `redundant`; `loops` to `hoist` and `licm`; `closed_form` to `continuation`.
@@ -70,6 +71,7 @@ mod facts;
 mod flagparams;
 mod forward;
 mod frames;
+pub mod golden;
 mod hoist;
 mod inject;
 mod inline;
