@@ -69,7 +69,7 @@ fn unit(b: &mut Builder, n: usize, state: &mut State) {
     state[FLAGS] = b.flags(FlagOp::Sub, Ty::I32, &[x1, bound]);
     let holds = b.cond(Cond::Le, state[FLAGS]);
     let a = anchor(b, pc + 28, state);
-    b.assume(Origin { kind: OriginKind::Branch, pc: pc + 28, step: 0 }, holds, a);
+    b.assume(Origin { kind: OriginKind::Branch, pc: pc + 28, step: Some(0) }, holds, a);
 }
 
 fn trace(units: usize, is_loop: bool) -> Version {

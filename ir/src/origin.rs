@@ -9,7 +9,7 @@
 //!
 //! ```text
 //! assume v12 else a1 from branch 0x401136 step 3
-//! assume v31 else a1 from branch 0x401136 step 3, alias 0x40114a step 5      two that became one
+//! assume v31 else a1 from branch 0x401136 step 3, alias 0x40114a      two that became one
 //! ```
 
 use smallvec::SmallVec;
@@ -71,15 +71,16 @@ pub struct Origin {
     pub kind: OriginKind,
     /// The guest instruction. Of an alias guard: the one at which its access would be executed again.
     pub pc: u64,
-    /// The number of its block on the recorded path, from 0.
-    pub step: u32,
+    /// The number of its block on the recorded path, from 0. None for what a pass has assumed.
+    pub step: Option<u32>,
 }
 
 impl fmt::Display for Origin {
     /// `branch 0x401136 step 3`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Origin { kind, pc, step } = self;
-        write!(f, "{} {pc:#x} step {step}", kind.name())
+        write!(f, "{} {pc:#x}", kind.name())?;
+        step.map_or(Ok(()), |step| write!(f, " step {step}"))
     }
 }
 

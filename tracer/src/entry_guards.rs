@@ -81,7 +81,7 @@ pub(crate) fn speculate_registers(
         let holds = builder.binary(Op::Eq, Ty::I64, *slot, Operand::Const(value));
         let is_key = interpreted.contains(&(gpr, value));
         let kind = if is_key { OriginKind::Context } else { OriginKind::Value };
-        builder.assume(Origin { kind, pc: path.head, step: 0 }, holds, anchor);
+        builder.assume(Origin { kind, pc: path.head, step: Some(0) }, holds, anchor);
         *slot = Operand::Const(value);
     }
     (builder.insts, assumed)

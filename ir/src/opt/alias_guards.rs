@@ -155,7 +155,11 @@ impl AliasGuards {
 /// The origins of a guard before an access.
 fn origins_of(version: &Version, access: &Inst) -> Origins {
     let target = access.anchor.and_then(|anchor| version.anchors[anchor.index()].target.as_const());
-    Origins::of(Origin { kind: OriginKind::Alias, pc: target.unwrap_or(version.region), step: 0 })
+    Origins::of(Origin {
+        kind: OriginKind::Alias,
+        pc: target.unwrap_or(version.region),
+        step: None,
+    })
 }
 
 /// The predicate "an access misses a group": `least <= sum`, unsigned.

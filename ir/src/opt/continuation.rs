@@ -194,7 +194,7 @@ impl<'a> EntryBuilder<'a> {
         let varmap =
             self.at.varmap.iter().filter_map(|(loc, _)| Some((*loc, self.param(*loc)?))).collect();
         let anchor = self.made.anchor(Anchor::new(Operand::Const(region), varmap));
-        let origin = Origin { kind: OriginKind::Context, pc: region, step: 0 };
+        let origin = Origin { kind: OriginKind::Context, pc: region, step: None };
         self.insts.push(Inst::assume(predicate, Some(anchor), Origins::of(origin)));
     }
 

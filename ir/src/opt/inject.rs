@@ -85,7 +85,7 @@ pub fn inject(version: &mut Version, point: Point, predicate: Operand) -> Option
     }
     let anchor = anchor_for(version, &cfg, point)?;
     let pc = version.anchors[anchor.index()].target.as_const().unwrap_or(version.region);
-    let origin = Origin { kind: OriginKind::Value, pc, step: 0 };
+    let origin = Origin { kind: OriginKind::Value, pc, step: None };
     let assume = Inst::assume(predicate, Some(anchor), Origins::of(origin));
     version.blocks[point.block.index()].insts.insert(point.inst, assume);
     Some(anchor)

@@ -259,7 +259,7 @@ fn check_context(
             add(Op::LeU, Ty::I1, &[above, Operand::Const(max.wrapping_sub(min))])
         };
         let pc = caller.anchors[exit.index()].target.as_const().unwrap_or(caller.region);
-        let origin = Origin { kind: OriginKind::Context, pc, step: 0 };
+        let origin = Origin { kind: OriginKind::Context, pc, step: None };
         let assume = Inst::assume(predicate, Some(exit), Origins::of(origin));
         caller.blocks[block.index()].insts.push(assume);
     }

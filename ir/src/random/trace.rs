@@ -327,7 +327,7 @@ impl TraceBuilder<'_> {
     fn assume(&mut self, predicate: Operand) -> Option<()> {
         let step = self.version.anchors.len();
         let kind = OriginKind::ALL[step % OriginKind::ALL.len()];
-        let origin = Origin { kind, pc: self.version.region, step: step as u32 };
+        let origin = Origin { kind, pc: self.version.region, step: Some(step as u32) };
         let anchor = self.anchor()?;
         self.insts.push(Inst::assume(predicate, Some(anchor), Origins::of(origin)));
         Some(())

@@ -258,16 +258,20 @@ impl Parser<'_> {
         Ok(inst)
     }
 
-    /// `branch 0x401136 step 3, alias 0x40114a step 5`
+    /// `branch 0x401136 step 3, alias 0x40114a`
     fn origins(&mut self) -> Result<Origins, ParseError> {
         let mut origins = Origins::default();
         loop {
             let kind = OriginKind::ALL.into_iter().find(|kind| self.eat_word(kind.name()));
             let Some(kind) = kind else { return self.fail("a kind of assumption, such as branch") };
             let pc = self.number("a pc")?;
-            self.expect_word("step")?;
-            let step = self.number("a number of a step")?;
-            let Ok(step) = u32::try_from(step) else { return self.fail("a smaller number") };
+            let step = match self.eat_word("step") {
+                true => Some(self.number("a number of a step")?),
+                false => None,
+            };
+            let Ok(step) = step.map(u32::try_from).transpose() else {
+                return self.fail("a smaller number");
+            };
             origins.push(Origin { kind, pc, step });
             if !self.eat(",") {
                 return Ok(origins);

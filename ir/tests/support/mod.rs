@@ -471,7 +471,7 @@ impl<'p> Trace<'p> {
                         Some(next) => {
                             let mut b = Builder::new(&mut t.version);
                             let p = b.binary(Op::Eq, Ty::I64, target, Operand::Const(next));
-                            let (kind, step) = (OriginKind::Target, step as u32);
+                            let (kind, step) = (OriginKind::Target, Some(step as u32));
                             b.assume(Origin { kind, pc: *pc, step }, p, a);
                             t.insts.append(&mut b.insts);
                         }

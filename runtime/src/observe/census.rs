@@ -276,8 +276,9 @@ pub struct GuardOrigin {
     /// The pc of the guest instruction; of an alias guard, the one at which its access would be executed
     /// again.
     pub pc: u64,
-    /// The number of its block on the recorded path, from 0.
-    pub step: u32,
+    /// The number of its block on the recorded path, from 0. None for what a pass has assumed.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub step: Option<u32>,
 }
 
 /// One guard.

@@ -108,12 +108,13 @@ pub fn guard(
     })
 }
 
-/// `branch@401136.3+alias@40114a.5`
+/// `branch@401136.3+alias@40114a`
 fn site(origins: &Origins) -> String {
     let mut site = String::new();
     for Origin { kind, pc, step } in origins.iter() {
         let separator = if site.is_empty() { "" } else { "+" };
-        let _ = write!(site, "{separator}{}@{pc:x}.{step}", kind.name());
+        let _ = write!(site, "{separator}{}@{pc:x}", kind.name());
+        let _ = step.map_or(Ok(()), |step| write!(site, ".{step}"));
     }
     site
 }

@@ -396,7 +396,7 @@ impl<'v, 'w> Body<'v, 'w> {
 
     /// Assumes a predicate for the sake of the current guest instruction.
     fn assume(&mut self, kind: OriginKind, holds: Operand, anchor: AnchorId) {
-        let origin = Origin { kind, pc: self.pc, step: self.step_index as u32 };
+        let origin = Origin { kind, pc: self.pc, step: Some(self.step_index as u32) };
         self.builder.assume(origin, holds, anchor);
     }
 
