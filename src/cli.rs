@@ -27,6 +27,7 @@ use crate::bench::BenchArgs;
 use crate::explain::ExplainArgs;
 use crate::guards::GuardsArgs;
 use crate::ir::IrArgs;
+use crate::report::ReportArgs;
 use crate::solver;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -201,6 +202,21 @@ The program runs many times and must print the same each time. Counts cover the 
 started, and the last program that it executes. Exit status: 1 if a run differs from native, 2 if \
 nothing was measured.")]
     Guards(GuardsArgs),
+    /// Make one HTML page of what explain, guards and bench have found, or of a program
+    #[command(after_help = "\
+Examples:
+  dynasour report -- ./a.out 1000000              explain a program, and show that
+  dynasour report --tier full --top 40 --output run.html -- gzip -9 -c big.txt
+  dynasour explain --json --attempts ./a.out | dynasour report -
+  dynasour guards --json ./a.out >policies.json; dynasour guards --chaos-sweep --json ./a.out >rates.json
+  dynasour report policies.json rates.json --output guards.html
+  dynasour report before.json --force             before.json: from bench --save
+
+Files are recognised by their content. The page needs no network and no other file; open it in a browser. \
+docs/report.md describes it.
+
+Exit status: 0, or 2 if there is no page.")]
+    Report(ReportArgs),
     /// Check, print, optimise, evaluate and compare programs in the IR's text form
     #[command(after_help = "ir/README.md has the grammar with a worked example.")]
     Ir(IrArgs),

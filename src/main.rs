@@ -11,6 +11,7 @@
 //! | [`explain`] | `explain`: what the hot traces of one run are |
 //! | [`guards`] | `guards`: one program under several guard placements |
 //! | [`ir`] | `ir`: tools for the IR's text form |
+//! | [`report`] | `report`: a page of what `explain`, `guards` and `bench` have found |
 //! | [`solver`] | none: what proofs need |
 //!
 //! `run` itself is [`dynasour_runtime::run`], which returns only if the guest could not be started.
@@ -25,6 +26,7 @@ mod explain;
 mod fixed_address;
 mod guards;
 mod ir;
+mod report;
 mod solver;
 
 use cli::{Cli, Command};
@@ -62,6 +64,7 @@ fn run(cli: Cli) -> c_int {
         Command::Bench(args) => bench::run(&args).unwrap_or_else(failed),
         Command::Explain(args) => explain::run(&args).unwrap_or_else(failed),
         Command::Guards(args) => guards::run(&args).unwrap_or_else(failed),
+        Command::Report(args) => report::run(&args).unwrap_or_else(failed),
         Command::Ir(args) => ir::run(&args).unwrap_or_else(failed),
     }
 }

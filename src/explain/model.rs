@@ -16,24 +16,25 @@ use super::guest::{self, Block};
 use super::heat::{self, Region as Hot};
 use super::native::{self, Line};
 use super::passes::{self, Change};
+use super::source_lines::{SourceFile, SourceLines};
 use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::observe::attempts::Attempt;
 use dynasour_runtime::observe::census::{
     Census, CodeBytes, CompileTimes, End, Fragment, From, Guard, Interpreted, Kind, To, Went,
 };
 use dynasour_runtime::observe::certificate::{Certificate, Proof};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::os::unix::process::ExitStatusExt;
 
 /// Version of the JSON's structure, for programs that read it.
-const SCHEMA: u32 = 2;
+pub const SCHEMA: u32 = 3;
 
 /// A version is shown in full by default if it executed at least this share of its region's
 /// instructions (guess; lower makes reports longer).
 const WORTH_SHOWING: f64 = 0.05;
 
 /// A run, explained.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Deserialize, Debug)]
 pub struct Explanation {
     /// [`SCHEMA`].
     pub schema: u32,
@@ -62,10 +63,12 @@ pub struct Explanation {
     /// The heads at which traces were tried in a run without counters, the hottest first; none if that
     /// was not asked for.
     pub attempts: Option<Vec<Attempt>>,
+    /// The source files of the shown guest instructions, as far as they have debug information.
+    pub sources: Vec<SourceFile>,
 }
 
 /// A region.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Deserialize, Debug)]
 pub struct Region {
     /// Its start address.
     pub pc: u64,
@@ -80,7 +83,7 @@ pub struct Region {
 }
 
 /// One version of a region, that is, one trace.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Deserialize, Debug)]
 pub struct Version {
     /// The number of its fragment in the run.
     pub id: u32,
@@ -136,7 +139,7 @@ pub struct Version {
 }
 
 /// The details of a version.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Deserialize, Debug)]
 pub struct Body {
     /// The recorded path.
     pub path: Vec<Block>,
@@ -178,7 +181,8 @@ pub fn explain(
             hot.iter().filter(|r| r.versions.iter().any(|(id, _)| ids.contains(id))).collect()
         }
     };
-    let mut maker = Maker { census, symbols, disassembler: Disassembler::new() };
+    let sources = SourceLines::new(symbols);
+    let mut maker = Maker { census, symbols, sources, disassembler: Disassembler::new() };
     let mut regions = Vec::new();
     for region in chosen {
         let mut versions = Vec::new();
@@ -212,6 +216,7 @@ pub fn explain(
         regions_in_all,
         regions,
         attempts,
+        sources: maker.sources.files(),
     }
 }
 
@@ -219,6 +224,7 @@ pub fn explain(
 struct Maker<'a> {
     census: &'a Census,
     symbols: &'a Symbols,
+    sources: SourceLines<'a>,
     disassembler: Disassembler,
 }
 
@@ -297,7 +303,7 @@ impl Maker<'_> {
         let mut guards = fragment.guards.clone();
         guards.iter_mut().for_each(|g| g.went = self.through_stubs(&g.went));
         Body {
-            path: guest::path(fragment, self.symbols, &mut self.disassembler),
+            path: guest::path(fragment, self.symbols, &mut self.sources, &mut self.disassembler),
             guards,
             built: detail.map_or(String::new(), |d| d.built.clone()),
             passes: detail.map_or(Vec::new(), |d| passes::changes(d, self.census)),

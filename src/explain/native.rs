@@ -18,10 +18,11 @@ use dynasour_runtime::observe::census::{Census, Code, Detail, Fragment, Kind, co
 use iced_x86::{
     Decoder, DecoderOptions, FlowControl, Formatter, Instruction, NasmFormatter, OpKind, Register,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// One host instruction.
-#[derive(Serialize, Debug, Clone, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub struct Line {
     /// Its address.
     pub at: u64,
@@ -36,7 +37,7 @@ pub struct Line {
 }
 
 /// One purpose of an instruction.
-#[derive(Serialize, Debug, Clone, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 #[serde(tag = "mark", rename_all = "kebab-case")]
 pub enum Mark {
     /// The jump of a guard.
@@ -64,7 +65,7 @@ pub enum Mark {
     /// An access to a field of the thread's context.
     Context {
         /// Name of the field.
-        field: &'static str,
+        field: Cow<'static, str>,
     },
     /// Control leaves the fragment.
     Leaves {
@@ -206,7 +207,7 @@ fn context(inst: &Instruction) -> Option<Mark> {
         (offset::EXTENDED_AWAY, "is the vector state in memory?"),
     ];
     let field = fields.iter().find(|(field, _)| *field as u64 == at).map(|(_, name)| *name);
-    Some(Mark::Context { field: field.unwrap_or("the thread's context") })
+    Some(Mark::Context { field: field.unwrap_or("the thread's context").into() })
 }
 
 #[cfg(test)]

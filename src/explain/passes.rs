@@ -11,11 +11,11 @@ use dynasour_ir::opt::OptOptions;
 use dynasour_ir::text;
 use dynasour_runtime::config::placement;
 use dynasour_runtime::observe::census::{Census, Detail};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 
 /// The effect of one pass on the version.
-#[derive(Serialize, Debug, Clone, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// The pass.
     pub pass: String,

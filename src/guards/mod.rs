@@ -21,6 +21,9 @@ mod fit;
 mod report;
 mod sweep;
 
+pub use report::Report;
+pub use sweep::Curve;
+
 use crate::bench::Clock;
 use crate::bench::measure::{Invocation, Sample};
 use crate::bench::{plan, progress};

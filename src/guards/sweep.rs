@@ -40,7 +40,7 @@ const ENOUGH_DEOPTS: f64 = 500.0;
 
 /// The structure that `--json` prints.
 #[derive(Debug, Serialize, Deserialize)]
-struct Curve {
+pub struct Curve {
     version: String,
     command: Vec<String>,
     policy: String,
