@@ -292,6 +292,9 @@ pub struct RunArgs {
     /// Write statistics as JSON to FILE at the end
     #[arg(long, value_name = "FILE")]
     stats_json: Option<PathBuf>,
+    /// In the statistics of --stats-json: also when, over the run, threads were in each phase
+    #[arg(long, requires = "stats_json")]
+    timeline: bool,
     /// Write /tmp/perf-PID.map at the end, so that `perf report` names traces and copied blocks by
     /// guest symbol
     #[arg(long)]
@@ -471,6 +474,9 @@ impl RunArgs {
         if let Some(path) = &stats_json {
             own_options.extend(["--stats-json".into(), path.into()]);
         }
+        if self.timeline {
+            own_options.push("--timeline".into());
+        }
         let count = self.count.map(|file| Count {
             file: std::path::absolute(&file).unwrap_or(file),
             detail: self.count_detail,
@@ -503,6 +509,7 @@ impl RunArgs {
             only_traces: self.only_trace,
             stats: self.stats,
             stats_json,
+            timeline: self.timeline,
             perf_map: self.perf_map,
             count,
             follow: !self.no_follow,
@@ -580,7 +587,7 @@ mod tests {
     fn options_that_are_passed_on_mean_the_same() {
         let line = "dynasour run --tier dynamo --threshold 7 --cache-size 1M --policy merged \
                     --chaos 1/9,3 --log record,exit --only-trace 2-5 --passes simplify,licm,dce \
-                    --skip-pass dce,peel --verify-traces --stats --stats-json /x --perf-map --count /y \
+                    --skip-pass dce,peel --verify-traces --stats --stats-json /x --timeline --perf-map --count /y \
                     --count-detail -- p";
         let first = run_config(line.split(' '));
         let mut again = vec![OsString::from("dynasour"), "run".into()];

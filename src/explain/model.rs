@@ -10,7 +10,7 @@
 //! Example: `--top 1` gives one region. Its versions with at least 5 % of its instructions have a
 //! body, the others only their counts.
 
-use super::counting::Counted;
+use super::counting::{Counted, Uncounted};
 use super::disassembly::Disassembler;
 use super::guest::{self, Block};
 use super::heat::{self, Region as Hot};
@@ -23,6 +23,7 @@ use dynasour_runtime::observe::census::{
     Census, CodeBytes, CompileTimes, End, Fragment, From, Guard, Interpreted, Kind, To, Went,
 };
 use dynasour_runtime::observe::certificate::{Certificate, Proof};
+use dynasour_runtime::observe::profile::timeline::Timeline;
 use serde::{Deserialize, Serialize};
 use std::os::unix::process::ExitStatusExt;
 
@@ -63,6 +64,8 @@ pub struct Explanation {
     /// The heads at which traces were tried in a run without counters, the hottest first; none if that
     /// was not asked for.
     pub attempts: Option<Vec<Attempt>>,
+    /// The time in each phase over the same run without counters.
+    pub timeline: Option<Timeline>,
     /// The source files of the shown guest instructions, as far as they have debug information.
     pub sources: Vec<SourceFile>,
 }
@@ -169,7 +172,7 @@ pub fn explain(
     counted: &Counted,
     symbols: &Symbols,
     wanted: &Wanted,
-    attempts: Option<Vec<Attempt>>,
+    uncounted: Option<Uncounted>,
 ) -> Explanation {
     let census = &counted.census;
     let hot = heat::regions(&census.fragments);
@@ -202,6 +205,7 @@ pub fn explain(
             versions,
         });
     }
+    let (attempts, timeline) = uncounted.map_or((None, None), |u| (Some(u.heads), u.timeline));
     Explanation {
         schema: SCHEMA,
         program: census.program.clone(),
@@ -216,6 +220,7 @@ pub fn explain(
         regions_in_all,
         regions,
         attempts,
+        timeline,
         sources: maker.sources.files(),
     }
 }

@@ -21,6 +21,7 @@ use dynasour_runtime::observe::attempts::Attempt;
 use dynasour_runtime::observe::census::{
     CompileTimes, End, From, Guard, GuardKind, Kind, To, Transfer, Went,
 };
+use dynasour_runtime::observe::profile::timeline::Timeline;
 use serde::Serialize;
 use similar::{Algorithm, DiffOp, capture_diff_slices};
 
@@ -48,6 +49,7 @@ pub struct Run<'a> {
     regions_in_all: usize,
     regions: Vec<RegionView<'a>>,
     attempts: Option<&'a [Attempt]>,
+    timeline: Option<&'a Timeline>,
     sources: &'a [SourceFile],
     /// Versions whose details the explanation has and the page does not.
     left_out: usize,
@@ -226,6 +228,7 @@ pub fn run<'a>(name: &'a str, e: &'a Explanation) -> Result<Run<'a>> {
         regions_in_all: e.regions_in_all,
         regions,
         attempts: e.attempts.as_deref(),
+        timeline: e.timeline.as_ref(),
         sources: &e.sources,
         left_out,
     })

@@ -44,7 +44,7 @@ function drawGraph(versions) {
   dagre.layout(graph);
   const { width: w, height: h_ } = graph.graph();
   const drawing = svg("svg", { width: w, height: h_, viewBox: `0 0 ${w} ${h_}`, role: "group", "aria-label": "Traces and the exits among them" },
-    svg("defs", {}, svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
+    svg("defs", {}, svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7.5, refY: 4, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto" },
       svg("path", { d: "M0,0 L8,4 L0,8 z", class: "arrow" }))));
   const most = Math.max(1, ...edges.map((edge) => edge.times));
   for (const edge of edges.filter((edge) => edge.from !== edge.to)) {
@@ -98,18 +98,16 @@ function drawGraph(versions) {
 
 const shortened = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
-/** A smooth path through the points of an edge. */
+/** A smooth path along the points of an edge. */
 function curve(points) {
-  const [first, ...others] = points;
-  let path = `M${first.x},${first.y}`;
-  others.forEach((point, n) => {
-    const before = points[n];
-    const middle = (before.x + point.x) / 2;
-    path += n === others.length - 1 || n === 0
-      ? ` C${middle},${before.y} ${middle},${point.y} ${point.x},${point.y}`
-      : ` S${middle},${point.y} ${point.x},${point.y}`;
-  });
-  return path;
+  const last = points.at(-1);
+  let path = `M${points[0].x},${points[0].y}`;
+  for (let n = 1; n < points.length - 1; n++) {
+    const [at, next] = [points[n], points[n + 1]];
+    const end = n === points.length - 2 ? last : { x: (at.x + next.x) / 2, y: (at.y + next.y) / 2 };
+    path += ` Q${at.x},${at.y} ${end.x},${end.y}`;
+  }
+  return points.length > 2 ? path : `${path} L${last.x},${last.y}`;
 }
 
 if (DATA.runs.some((run) => run.regions.length)) {

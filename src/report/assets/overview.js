@@ -164,10 +164,13 @@ if (DATA.runs.some((run) => run.timeline)) {
 /** Percent of the samples in a region's traces, by the address of its head. */
 const timeOf = (run) => new Map((run.attempts ?? []).filter((a) => a.in_traces !== null).map((a) => [`0x${a.pc.toString(16)}`, a.in_traces / 100]));
 
+/** Regions with a smaller share are drawn as one. */
+const LEAST_WIDTH = 0.004;
+
 function flame(run, by) {
   const times = timeOf(run);
   const shareOf = (region) => (by === "time" ? times.get(region.pc) ?? 0 : region.share);
-  const shown = run.regions.map((region, index) => ({ region, index, share: shareOf(region) })).filter((r) => r.share > 0);
+  const shown = run.regions.map((region, index) => ({ region, index, share: shareOf(region) })).filter((r) => r.share >= LEAST_WIDTH);
   const rest = Math.max(0, 1 - sum(shown, (r) => r.share));
   const what = by === "time" ? "of the samples" : "of the instructions";
   const box = (share, kind, label, tipText, index, onClick) =>
