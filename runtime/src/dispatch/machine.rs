@@ -169,12 +169,17 @@ impl Machine {
                 .then(|| Timeline::of(over_time, |ticks| profile::time(ticks).as_nanos() as u64));
             let mut places = Places { all: samples.len() as u64, ..Places::default() };
             if let Some(fragments) = self.fragments() {
+                // In place, samples outside the cache are of guest code, or of our own.
+                let own = if self.is_direct() { census::own_code() } else { Vec::new() };
+                let in_place = |pc: u64| self.is_direct() && !own.iter().any(|r| r.contains(&pc));
                 for Sample { pc, time } in samples {
-                    if let Some(part) = fragments.part_of(pc) {
+                    let part = fragments.part_of(pc);
+                    if let Some(part) = part {
                         *stats.native_samples.entry(part).or_default() += 1;
-                        if let (Some(timeline), Some(time)) = (&mut timeline, time) {
-                            timeline.sampled(part, profile::since_start(time));
-                        }
+                    }
+                    let part = part.or_else(|| in_place(pc).then_some("in guest code"));
+                    if let (Some(timeline), Some(part), Some(time)) = (&mut timeline, part, time) {
+                        timeline.sampled(part, profile::since_start(time));
                     }
                     let (map, pc) = match fragments.place_of(pc) {
                         Some(SamplePlace::Trace(head)) => (&mut places.traces, head),

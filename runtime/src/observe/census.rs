@@ -386,6 +386,13 @@ pub fn images() -> Vec<Image> {
     maps.into_iter().filter_map(image).collect()
 }
 
+/// The mappings of dynasour's own executable.
+pub fn own_code() -> Vec<std::ops::Range<u64>> {
+    let own = std::fs::read_link("/proc/self/exe").unwrap_or_default();
+    let maps = space::maps().unwrap_or_default().into_iter();
+    maps.filter(|map| map.path.as_deref() == Some(own.as_os_str())).map(|map| map.range).collect()
+}
+
 /// The length in bytes of the counting code at the beginning of `code`; none if there is none.
 pub fn counter_length(code: &[u8]) -> Option<usize> {
     dynasour_emitter::counting::length_at(code)
