@@ -2,7 +2,9 @@
 "use strict";
 
 /** Nodes that are shown at once; more cannot be read. */
-const MOST_NODES = 60;
+const MOST_NODES = 30;
+/** Edges that were taken less often than this share of the most frequent one are left out. */
+const LEAST_EDGE = 0.001;
 
 /** Where control went from a version: `[{ fragment, times }]`, and the times that it went to the runtime. */
 function exitsOf(version) {
@@ -37,7 +39,9 @@ function drawGraph(versions) {
   graph.setDefaultEdgeLabel(() => ({}));
   const [width, height] = [196, 62];
   for (const { version } of versions) graph.setNode(String(version.id), { width, height });
-  const edges = edgesOf(versions);
+  const counted = edgesOf(versions);
+  const most = Math.max(1, ...counted.map((edge) => edge.times));
+  const edges = counted.filter((edge) => edge.times >= most * LEAST_EDGE);
   for (const { from, to, times } of edges.filter((edge) => edge.from !== edge.to)) {
     graph.setEdge(String(from), String(to), { width: short(times).length * 7 + 6, height: 14, labelpos: "c" });
   }
@@ -46,7 +50,6 @@ function drawGraph(versions) {
   const drawing = svg("svg", { width: w, height: h_, viewBox: `0 0 ${w} ${h_}`, role: "group", "aria-label": "Traces and the exits among them" },
     svg("defs", {}, svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7.5, refY: 4, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto" },
       svg("path", { d: "M0,0 L8,4 L0,8 z", class: "arrow" }))));
-  const most = Math.max(1, ...edges.map((edge) => edge.times));
   for (const edge of edges.filter((edge) => edge.from !== edge.to)) {
     const { points, x, y } = graph.edge(String(edge.from), String(edge.to));
     const weight = 1 + 3 * (Math.log(edge.times + 1) / Math.log(most + 1));
@@ -111,7 +114,7 @@ function curve(points) {
 }
 
 if (DATA.runs.some((run) => run.regions.length)) {
-  section("graph", "Traces and links", "Each box is a trace. An arrow is an exit that leads to another trace, with how often it was taken. ↻ iterations, → entries, ⤶ exits to the runtime.", (body) => {
+  section("graph", "Traces and links", "Each box is a trace. An arrow is an exit that leads to another trace, with how often it was taken; rare ones are left out. ↻ iterations, → entries, ⤶ exits to the runtime.", (body) => {
     let shown = "all";
     const pick = h("select", { "aria-label": "Traces", on: { change: (event) => ((shown = event.target.value), redraw()) } });
     const place = h("div", { class: "graph scroll" });
@@ -124,7 +127,7 @@ if (DATA.runs.some((run) => run.regions.length)) {
       const all = versionsOf(run).filter(({ index }) => shown === "all" || index === Number(shown));
       const some = [...all].sort((a, b) => b.version.instructions - a.version.instructions).slice(0, MOST_NODES);
       replaceChildren(place, some.length ? drawGraph(some) : h("p", { class: "note" }, "No trace was made."));
-      note.textContent = some.length < all.length ? `The ${some.length} hottest of ${all.length} traces. Choose a region to see the others.` : "";
+      note.textContent = some.length < all.length ? `The ${some.length} hottest of ${all.length} traces. Choose a region to see its others.` : "";
       mark();
     };
     const mark = () => {

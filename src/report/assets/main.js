@@ -121,4 +121,6 @@ document.addEventListener("keydown", (event) => {
   command();
 });
 
+// The parts were not there yet when the browser looked for the one in the address.
+if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView({ behavior: "instant" });
 root.dataset.ready = "true";

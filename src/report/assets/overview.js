@@ -59,7 +59,7 @@ function summaryOfStudies() {
       bad ? `; ${plural(bad, "policy", "policies")} failed` : "", "."));
   }
   for (const { content } of DATA.sweeps) {
-    const cost = content.deopt_ns;
+    const cost = costOf(content);
     lines.push(h("li", {}, h("a", { href: "#chaos" }, "Failing guards"), ` in `, h("code", {}, content.command.join(" ")), ": ",
       cost ? `a deoptimisation costs ${duration(cost.value)}` : "the cost of a deoptimisation is not determined", "."));
   }
@@ -111,12 +111,17 @@ function layersOf(timeline) {
   const parts = Object.entries(timeline.native_samples);
   const all = parts.map(([, samples]) => sum(samples, (n) => n));
   const total = sum(all, (n) => n);
-  for (const [p, [part, samples]] of parts.entries()) {
-    layers[part] = native.map((ns, n) => {
-      const here = sum(parts, ([, each]) => each[n] ?? 0);
-      if (here) return (ns * (samples[n] ?? 0)) / here;
-      return total ? (ns * all[p]) / total : 0;
-    });
+  // A bucket without samples is divided as the one before it that has some, or the first one that has.
+  let last = null;
+  const shares = native.map((_, n) => {
+    const here = sum(parts, ([, samples]) => samples[n] ?? 0);
+    if (here) last = parts.map(([, samples]) => (samples[n] ?? 0) / here);
+    return last;
+  });
+  const first = shares.find((share) => share);
+  shares.forEach((share, n) => (shares[n] = share ?? first));
+  for (const [p, [part]] of parts.entries()) {
+    layers[part] = native.map((ns, n) => (total ? ns * (shares[n]?.[p] ?? all[p] / total) : 0));
   }
   if (!parts.length) layers["in traces"] = native;
   const known = PHASES.filter(([name]) => layers[name] && sum(layers[name], (n) => n) > 0);
@@ -181,7 +186,7 @@ function flame(run, by) {
     document.getElementById("code")?.scrollIntoView();
   };
   const columns = shown.map(({ region, index, share }) => {
-    const versions = [...region.versions].filter((v) => v.share > 0).sort((a, b) => b.share - a.share);
+    const versions = region.versions.filter((v) => v.share * share >= LEAST_WIDTH / 2).sort((a, b) => b.share - a.share);
     const first = versions[0] ?? region.versions[0];
     return h("div", { class: "flame-column", style: { flex: `${share} 1 0` } },
       box(1, "region", [h("b", {}, percent(share)), " ", region.symbol],

@@ -73,7 +73,7 @@ function intervalPlot({ rows, series, reference, unit = "", logarithmic = false,
     rows.forEach((row, r) => {
       const middle = top + heights[r] / 2;
       if (r % 2 === 1) drawing.prepend(svg("rect", { class: "stripe", x: 0, y: top, width, height: heights[r] }));
-      const room = Math.floor((left - 14) / 7.2);
+      const room = Math.ceil((left - 14) / 7.2);
       const label = row.label.length > room ? `${row.label.slice(0, room - 1)}…` : row.label;
       drawing.append(svg("text", { class: "label", x: left - 10, y: middle + 4, "text-anchor": "end", "data-tip": row.label }, label));
       if (row.note) drawing.append(svg("text", { class: "trouble", x: left + 8, y: middle + 4 }, row.note));

@@ -56,11 +56,14 @@ if (DATA.comparisons.length) {
 
 // Failing guards.
 
+/** The cost of a deoptimisation in nanoseconds, if it is known to be more than nothing. */
+const costOf = (sweep) => (sweep.deopt_ns && sweep.deopt_ns.low > 0 ? sweep.deopt_ns : null);
+
 function sweep({ name, content }) {
   const points = content.rates.filter((p) => p.slowdown && p.one_in && !p.trouble).sort((a, b) => b.one_in - a.one_in);
   const troubles = content.rates.filter((p) => p.trouble);
   const x = points.map((p) => 1 / p.one_in);
-  const cost = content.deopt_ns;
+  const cost = costOf(content);
   const plot = () => uplot(() => ({
     scales: {
       x: { time: false, distr: 3 },
@@ -83,7 +86,7 @@ function sweep({ name, content }) {
   return h("article", {}, heading(content, chip(`policy ${content.policy}`), chip(name)),
     h("div", { class: "cards" },
       cost ? card(duration(cost.value), "for one deoptimisation", `${duration(cost.low)} to ${duration(cost.high)}`) : card("–", "a deoptimisation: not determined"),
-      content.deopt_cycles ? card(short(Math.round(content.deopt_cycles.value)), "cycles for one deoptimisation") : null,
+      cost && content.deopt_cycles ? card(short(Math.round(content.deopt_cycles.value)), "cycles for one deoptimisation") : null,
       content.line ? card(content.line.r_squared.toFixed(3), "R² of the line through all runs", `${content.line.points} runs`) : null,
       content.linked.seconds && content.unlinked.seconds ? card(times(content.unlinked.seconds.median / content.linked.seconds.median), "without links between fragments", "before any guard is made to fail") : null),
     points.length ? [h("p", { class: "axis" }, "slowdown against a run without forced failures, by the probability of a failure"), plot()] : h("p", { class: "note" }, "No rate has times."),
