@@ -340,5 +340,7 @@ fn pages_of_large_explanations_are_small() {
     assert!(traces > 50, "{traces}");
     assert!(page.len() < 5_000_000, "{}", page.len());
     let Some(document) = opened(&directory, "page.html", "", &[]) else { return };
-    assert!(document.contains("data-ready=\"true\"") && !document.contains("<p class=\"trouble\">"));
+    assert!(
+        document.contains("data-ready=\"true\"") && !document.contains("<p class=\"trouble\">")
+    );
 }

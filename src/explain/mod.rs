@@ -15,6 +15,7 @@
 //! | [`disassembly`] | guest instructions as text |
 //! | [`source_lines`] | the source lines of guest instructions |
 //! | [`passes`] | the IR before and after each pass |
+//! | [`origins`] | for which guest instruction each line of the IR is |
 //! | [`native`] | the native code, with the purpose of each instruction |
 //! | [`text`], [`paint`] | the report, and its colours |
 //!
@@ -32,6 +33,7 @@ mod heat;
 mod locate;
 pub mod model;
 pub mod native;
+mod origins;
 mod paint;
 mod passes;
 pub mod source_lines;

@@ -25,6 +25,7 @@ use dynasour_runtime::observe::census::{
 use dynasour_runtime::observe::certificate::{Certificate, Proof};
 use dynasour_runtime::observe::profile::timeline::Timeline;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 
 /// Version of the JSON's structure, for programs that read it.
@@ -154,6 +155,9 @@ pub struct Body {
     pub passes: Vec<Change>,
     /// The IR that was emitted.
     pub optimised: String,
+    /// Addresses of the guest instructions that lines of the IR are for, by the value that the line
+    /// defines, or by the whole line if it defines none.
+    pub origins: BTreeMap<String, u64>,
     /// The native code, counters left out.
     pub native: Vec<Line>,
 }
@@ -305,15 +309,19 @@ impl Maker<'_> {
 
     fn body(&mut self, fragment: &Fragment) -> Body {
         let detail = fragment.detail.as_ref();
+        let (passes, origins) =
+            detail.map_or_else(Default::default, |d| passes::changes(d, self.census));
+        let native = native::lines(self.census, fragment, &origins.of_last());
         let mut guards = fragment.guards.clone();
         guards.iter_mut().for_each(|g| g.went = self.through_stubs(&g.went));
         Body {
             path: guest::path(fragment, self.symbols, &mut self.sources, &mut self.disassembler),
             guards,
             built: detail.map_or(String::new(), |d| d.built.clone()),
-            passes: detail.map_or(Vec::new(), |d| passes::changes(d, self.census)),
+            passes,
+            origins: origins.by_line(),
             optimised: detail.map_or(String::new(), |d| d.optimised.clone()),
-            native: native::lines(self.census, fragment),
+            native,
         }
     }
 }

@@ -32,6 +32,8 @@ pub struct Line {
     pub bytes: String,
     /// As text.
     pub text: String,
+    /// Address of the guest instruction that it is for, if it is for one.
+    pub pc: Option<u64>,
     /// The purposes of the instruction.
     pub marks: Vec<Mark>,
 }
@@ -74,11 +76,12 @@ pub enum Mark {
     },
 }
 
-/// The native code of a fragment, the hot path first; empty if the run did not keep it.
-pub fn lines(census: &Census, fragment: &Fragment) -> Vec<Line> {
+/// The native code of a fragment, the hot path first; empty if the run did not keep it. `pcs` has the
+/// guest address of each instruction of the optimised version, by block and index.
+pub fn lines(census: &Census, fragment: &Fragment, pcs: &[Vec<Option<u64>>]) -> Vec<Line> {
     let Some(detail) = &fragment.detail else { return Vec::new() };
     let mut lines = Vec::new();
-    let reader = Reader { census, fragment, detail };
+    let reader = Reader { census, fragment, detail, pcs };
     let skipped = detail.entry.saturating_sub(detail.hot.at) as usize;
     reader.disassemble(&detail.hot, skipped, false, &mut lines);
     reader.disassemble(&detail.cold, 0, true, &mut lines);
@@ -112,6 +115,7 @@ struct Reader<'a> {
     census: &'a Census,
     fragment: &'a Fragment,
     detail: &'a Detail,
+    pcs: &'a [Vec<Option<u64>>],
 }
 
 impl Reader<'_> {
@@ -154,8 +158,17 @@ impl Reader<'_> {
             marks.extend(guards.map(|g| Mark::Guard { guard: g.index }));
             marks.extend(context(&inst));
             marks.extend(self.leaves(&inst));
-            lines.push(Line { at: address, cold, bytes: hex(&remaining[..len]), text, marks });
+            let pc = if cold { None } else { self.guest_pc(address) };
+            lines.push(Line { at: address, cold, bytes: hex(&remaining[..len]), text, pc, marks });
         }
+    }
+
+    /// The guest instruction that the code at a host address on the path is for.
+    fn guest_pc(&self, address: u64) -> Option<u64> {
+        let positions = &self.detail.positions;
+        let behind = positions.partition_point(|(at, ..)| *at <= address);
+        let (_, block, inst) = positions.get(behind.checked_sub(1)?)?;
+        *self.pcs.get(*block as usize)?.get(*inst as usize)?
     }
 
     /// The mark of a jump out of the fragment; `None` for other instructions.

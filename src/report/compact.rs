@@ -24,6 +24,7 @@ use dynasour_runtime::observe::census::{
 use dynasour_runtime::observe::profile::timeline::Timeline;
 use serde::Serialize;
 use similar::{Algorithm, DiffOp, capture_diff_slices};
+use std::collections::BTreeMap;
 
 /// Bytes of the details of versions. With them the page stays below 5 MB.
 const BUDGET: usize = 3_600_000;
@@ -115,6 +116,7 @@ struct BodyView<'a> {
     path: Vec<BlockView<'a>>,
     guards: Vec<GuardView<'a>>,
     stages: Vec<Stage>,
+    origins: BTreeMap<&'a str, String>,
     native: Vec<NativeView<'a>>,
 }
 
@@ -184,6 +186,8 @@ enum Edit {
 struct NativeView<'a> {
     at: String,
     text: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pc: Option<String>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     cold: bool,
     #[serde(skip_serializing_if = "<[Mark]>::is_empty")]
@@ -299,12 +303,14 @@ fn body_view(body: &Body) -> BodyView<'_> {
         path: body.path.iter().map(block).collect(),
         guards: body.guards.iter().map(guard).collect(),
         stages: stages(body),
+        origins: body.origins.iter().map(|(line, pc)| (line.as_str(), hex(*pc))).collect(),
         native: body
             .native
             .iter()
             .map(|line| NativeView {
                 at: hex(line.at),
                 text: &line.text,
+                pc: line.pc.map(hex),
                 cold: line.cold,
                 marks: &line.marks,
             })

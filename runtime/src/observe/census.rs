@@ -24,7 +24,7 @@ use nix::sys::mman::ProtFlags;
 use serde::{Deserialize, Serialize};
 
 /// The version of the file's form; changed when readers of the old form would misread the new one.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// What a counting run has counted.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -338,6 +338,8 @@ pub struct End {
 pub struct Detail {
     /// The version as built.
     pub built: String,
+    /// By block and instruction of it: the address of the guest instruction that it was made for.
+    pub pcs: Vec<Vec<u64>>,
     /// The optimised version, from which code was generated.
     pub optimised: String,
     /// Was the optimiser allowed to add guards against aliasing?
@@ -348,6 +350,9 @@ pub struct Detail {
     pub hot: Code,
     /// Native code of exits.
     pub cold: Code,
+    /// Host addresses on the path, ascending, each with block and index of the instruction of the
+    /// optimised version whose code begins there.
+    pub positions: Vec<(u64, u32, u32)>,
 }
 
 /// Bytes of native code.

@@ -125,7 +125,8 @@ function irRows(stage, isLast, body, differences) {
     }
     const guard = isLast && edit !== "gone" ? guards.get(`${block} ${inst}`) : null;
     const kind = /^b\d+(\(|:)/.test(trimmed) ? "head" : /^(anchor|native|dead|region|version|\})/.test(trimmed) ? "table" : "";
-    rows.push(row(guard ? [guard.pc] : [], `${kind} ${differences ? edit : ""}`, h("span", { class: "text" }, coloured(text.replace(/^ {4}/, ""), IR_WORDS)), guard ? guardChip(guard) : null));
+    const of = body.origins[/^(v\d+)(,| =)/.exec(trimmed)?.[1] ?? trimmed] ?? /^native n\d+ = (0x[0-9a-f]+)/.exec(trimmed)?.[1];
+    rows.push(row([...new Set([of, guard?.pc])].filter(Boolean), `${kind} ${differences ? edit : ""}`, h("span", { class: "text" }, coloured(text.replace(/^ {4}/, ""), IR_WORDS)), guard ? guardChip(guard) : null));
   }
   return rows;
 }
