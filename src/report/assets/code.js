@@ -175,9 +175,10 @@ function codeOf(run, version) {
   const redrawIr = () => {
     ir.list.replaceChildren(...irRows(stages[stage], stage === stages.length - 1, body, differences));
     passes.value = stage;
+    link(columns, pinned, true);
   };
-  redrawIr();
   let pinned = null;
+  redrawIr();
   const pin = (element) => {
     pinned?.classList.remove("cursor");
     pinned = element;
@@ -303,7 +304,7 @@ const GUARD_COLUMNS = [
   { title: "trace", value: (r) => r.version.name, show: (r) => r.version.name, sort: (r) => r.version.id },
   { title: "guard", show: (r) => `g${r.guard.index}`, sort: (r) => r.guard.index },
   { title: "kind", show: (r) => chip(r.guard.kind), value: (r) => r.guard.kind },
-  { title: "at", show: (r) => h("code", {}, r.where), value: (r) => r.where },
+  { title: "at", show: (r) => h("code", { class: "where" }, r.where), value: (r) => r.where },
   { title: "assumes", show: (r) => h("code", { class: "predicate" }, r.guard.english), value: (r) => r.guard.english },
   { title: "checked", number: true, show: (r) => short(r.guard.executed), sort: (r) => r.guard.executed },
   { title: "failed", number: true, show: (r) => short(r.guard.failed), sort: (r) => r.guard.failed },
