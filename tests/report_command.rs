@@ -172,6 +172,8 @@ fn a_program_becomes_a_page_that_a_browser_shows() {
     }
     assert!(!light.contains("<p class=\"trouble\">"));
     let dark = opened(&directory, "page.html", "?theme=dark", &[]).expect("the same browser");
+    let narrow = opened(&directory, "page.html", "?theme=light", &["--window-size=420,900"]);
+    assert!(narrow.is_some_and(|narrow| narrow.contains("data-ready=\"true\"")));
     assert!(dark.contains("data-theme=\"dark\"") && dark.contains("data-ready=\"true\""));
     let shot = |theme: &str| {
         let file = directory.join(format!("{theme}.png"));

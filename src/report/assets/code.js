@@ -154,7 +154,7 @@ function link(columns, row_, scroll) {
 
 /** Scrolls a column, but not the page, so that a row is seen. */
 function showIn(list, element) {
-  const top = element.offsetTop - list.offsetTop;
+  const top = element.offsetTop;
   if (top < list.scrollTop + 20 || top > list.scrollTop + list.clientHeight - 40) list.scrollTop = top - list.clientHeight / 2;
 }
 
@@ -176,6 +176,8 @@ function codeOf(run, version) {
     ir.list.replaceChildren(...irRows(stages[stage], stage === stages.length - 1, body, differences));
     passes.value = stage;
     link(columns, pinned, true);
+    // Anchors and other tables stand first; the code is of more interest.
+    if (!pinned) requestAnimationFrame(() => (ir.list.scrollTop = (ir.list.querySelector(".head")?.offsetTop ?? 0) - 8));
   };
   let pinned = null;
   redrawIr();

@@ -33,7 +33,9 @@ function summaryOfRun(run) {
           : `Of ${short(executed)} executed guards of the shown traces ${short(failed)} failed (${percent(failed / executed)}).`,
         run.exact ? "" : " The counts are not exact, because several threads ran one trace at once.",
       ]
-    : [`It ${ending(run)}. No code of it was executed ${exact(run.threshold)} times, so no trace was made.`];
+    : [`It ${ending(run)}. No trace was made. `, run.attempts?.length
+        ? `Traces were tried at ${plural(run.attempts.length, "head")}; the list of heads says what became of them.`
+        : `Either no code was executed ${exact(run.threshold)} times, or no trace promised to gain anything.`];
   return h("article", { class: "summary" },
     h("h3", {}, h("code", { class: "command" }, commandLine(run))),
     h("p", { class: "how" }, chip(`--tier ${run.tier}`), chip(`--threshold ${exact(run.threshold)}`), chip(run.name)),
@@ -215,14 +217,14 @@ function headsTable(run) {
   const rows = run.attempts.slice(0, 60).map((a) =>
     h("tr", {}, h("td", {}, h("code", {}, a.symbol)), h("td", { class: "number" }, share(a.in_traces)), h("td", { class: "number" }, share(a.in_function)),
       h("td", { class: "number" }, exact(a.tries)), h("td", {}, chip(a.outcome, a.outcome.startsWith("refused") || a.outcome === "floor" ? "bad" : "good")), h("td", { class: "number" }, raced(a.race) ?? "")));
-  return h("details", { class: "heads" },
+  return h("details", { class: "heads", open: !run.regions.length },
     h("summary", {}, `${plural(run.attempts.length, "head")} at which traces were tried, in the run without counters`),
     h("div", { class: "scroll" }, h("table", {},
       h("thead", {}, h("tr", {}, ["head", "in its traces", "in its function", "tries", "outcome", "race: trace, what it replaces"].map((t, n) => h("th", { class: n && n !== 4 ? "number" : null }, t)))),
       h("tbody", {}, rows))));
 }
 
-if (DATA.runs.some((run) => run.regions.length)) {
+if (DATA.runs.some((run) => run.regions.length || run.attempts?.length)) {
   section("regions", "Regions", "Where traces ran. The width is the share; click to see the code.", (body) => {
     let by = "instructions";
     const place = h("div");

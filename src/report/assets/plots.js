@@ -15,7 +15,8 @@ function responsive(container, draw) {
       draw(width);
     }
   };
-  new ResizeObserver(() => redraw(false)).observe(container);
+  // In the next frame: drawing changes the size again, which the observer would complain about.
+  new ResizeObserver(() => requestAnimationFrame(() => redraw(false))).observe(container);
   redraws.add(() => redraw(true));
 }
 
