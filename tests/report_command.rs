@@ -213,7 +213,10 @@ fn keys_filters_and_links_work() {
          const guarded = lists[0].querySelector('.line[data-keys]:has(.guard-chip)');
          guarded.click();
          test('linked in all columns', lists.every((list) => list.querySelector('.linked')));
-         press('ArrowDown', lists[0]); test('the cursor moves', !guarded.classList.contains('cursor'));
+         const multiplied = [...lists[0].children].find((line) => line.textContent.includes('imul'));
+         multiplied.click();
+         test('an instruction without a guard is linked', lists.every((list) => list.querySelector('.linked')?.textContent.includes('mul')));
+         guarded.click(); press('ArrowDown', lists[0]); test('the cursor moves', !guarded.classList.contains('cursor'));
          const passes = document.querySelector('.ir').parentElement.querySelector('select');
          passes.value = '1'; passes.dispatchEvent(new Event('change'));
          document.querySelector('.column input').click();

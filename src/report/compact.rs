@@ -26,8 +26,11 @@ use serde::Serialize;
 use similar::{Algorithm, DiffOp, capture_diff_slices};
 use std::collections::BTreeMap;
 
-/// Bytes of the details of versions. With them the page stays below 5 MB.
-const BUDGET: usize = 3_600_000;
+/// Bytes of a run's data. With them the page stays below 5 MB. What is there without the details of
+/// versions may be more, if thousands of regions were asked for.
+const BUDGET: usize = 4_300_000;
+/// Heads that are kept, the hottest first.
+const MOST_HEADS: usize = 500;
 /// Characters of a text that are shown (guess; longer ones are predicates and varmaps with the
 /// expressions of a whole path).
 const LONGEST: usize = 320;
@@ -199,7 +202,6 @@ struct NativeView<'a> {
 /// # Errors
 /// The data cannot be written as JSON.
 pub fn run<'a>(name: &'a str, e: &'a Explanation) -> Result<Run<'a>> {
-    let mut regions: Vec<RegionView<'a>> = e.regions.iter().map(region).collect();
     let mut bodies: Vec<(usize, usize, u64, &Body)> = Vec::new();
     for (r, region) in e.regions.iter().enumerate() {
         for (v, version) in region.versions.iter().enumerate() {
@@ -207,18 +209,7 @@ pub fn run<'a>(name: &'a str, e: &'a Explanation) -> Result<Run<'a>> {
         }
     }
     bodies.sort_by_key(|(.., instructions, _)| std::cmp::Reverse(*instructions));
-    let (mut used, mut left_out) = (0, 0);
-    for (r, v, _, body) in bodies {
-        let view = body_view(body);
-        let size = serde_json::to_string(&view).context("a version")?.len();
-        if used + size > BUDGET {
-            left_out += 1;
-            continue;
-        }
-        used += size;
-        regions[r].versions[v].body = Some(view);
-    }
-    Ok(Run {
+    let mut run = Run {
         name,
         program: &e.program,
         args: &e.args,
@@ -230,12 +221,30 @@ pub fn run<'a>(name: &'a str, e: &'a Explanation) -> Result<Run<'a>> {
         instructions: e.instructions,
         traces: e.traces,
         regions_in_all: e.regions_in_all,
-        regions,
-        attempts: e.attempts.as_deref(),
+        regions: e.regions.iter().map(region).collect(),
+        attempts: e.attempts.as_deref().map(|all| &all[..all.len().min(MOST_HEADS)]),
         timeline: e.timeline.as_ref(),
         sources: &e.sources,
-        left_out,
-    })
+        left_out: 0,
+    };
+    let mut used = size(&run)?;
+    for (r, v, _, body) in bodies {
+        let view = body_view(body);
+        let more = size(&view)?;
+        if used + more > BUDGET {
+            run.left_out += 1;
+            continue;
+        }
+        used += more;
+        run.regions[r].versions[v].body = Some(view);
+    }
+    Ok(run)
+}
+
+/// Bytes that a value has in the page, where `<` is written as an escape of six.
+fn size(value: &impl Serialize) -> Result<usize> {
+    let json = serde_json::to_string(value).context("an explanation")?;
+    Ok(json.len() + 5 * json.matches('<').count())
 }
 
 fn region(r: &Region) -> RegionView<'_> {
