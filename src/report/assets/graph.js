@@ -101,6 +101,14 @@ function drawGraph(versions) {
 
 const shortened = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
+/** Scrolls a graph that is larger than its place so that its first node, the hottest, is seen. */
+function showHottest(place) {
+  const box = place.querySelector(".node .box");
+  if (!box) return;
+  place.scrollLeft = box.x.baseVal.value - place.clientWidth / 3;
+  place.scrollTop = box.y.baseVal.value - place.clientHeight / 3;
+}
+
 /** A smooth path along the points of an edge. */
 function curve(points) {
   const last = points.at(-1);
@@ -129,6 +137,7 @@ if (DATA.runs.some((run) => run.regions.length)) {
       replaceChildren(place, some.length ? drawGraph(some) : h("p", { class: "note" }, "No trace was made."));
       note.textContent = some.length < all.length ? `The ${some.length} hottest of ${all.length} traces. Choose a region to see its others.` : "";
       mark();
+      requestAnimationFrame(() => showHottest(place));
     };
     const mark = () => {
       for (const node of place.querySelectorAll(".node")) node.classList.toggle("chosen", Number(node.dataset.id) === state.version);
