@@ -29,6 +29,7 @@ use crate::explain::ExplainArgs;
 use crate::guards::GuardsArgs;
 use crate::ir::IrArgs;
 use crate::manual::ManArgs;
+use crate::report::ReportArgs;
 use crate::solver;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -232,6 +233,21 @@ The program runs many times and must print the same each time. Counts cover the 
 started, and the last program that it executes. Exit status: 1 if a run differs from native, or programs of a merged \
 study are missing; 2 if nothing was measured.")]
     Guards(GuardsArgs),
+    /// Make one HTML page of what explain, guards and bench have found, or of a program
+    #[command(after_help = "\
+Examples:
+  dynasour report -- ./a.out 1000000              explain a program, and show that
+  dynasour report --tier full --top 40 --output run.html -- gzip -9 -c big.txt
+  dynasour explain --json --attempts ./a.out | dynasour report -
+  dynasour guards --json ./a.out >policies.json; dynasour guards --chaos-sweep --json ./a.out >rates.json
+  dynasour report policies.json rates.json --output guards.html
+  dynasour report before.json --force             before.json: from bench --save
+
+Files are recognised by their content. The page needs no network and no other file; open it in a browser. \
+docs/report.md describes it.
+
+Exit status: 0, or 2 if there is no page.")]
+    Report(ReportArgs),
     /// Check, print, optimise, evaluate and compare programs in the IR's text form
     #[command(after_help = "ir/README.md has the grammar with a worked example.")]
     Ir(IrArgs),
@@ -325,6 +341,9 @@ pub struct RunArgs {
     /// Write statistics as JSON to FILE at the end
     #[arg(long, value_name = "FILE")]
     stats_json: Option<PathBuf>,
+    /// In the statistics of --stats-json: also when, over the run, threads were in each phase
+    #[arg(long, requires = "stats_json")]
+    timeline: bool,
     /// Write /tmp/perf-PID.map at the end, so that `perf report` names traces and copied blocks by
     /// guest symbol
     #[arg(long)]
@@ -504,6 +523,9 @@ impl RunArgs {
         if let Some(path) = &stats_json {
             own_options.extend(["--stats-json".into(), path.into()]);
         }
+        if self.timeline {
+            own_options.push("--timeline".into());
+        }
         let count = self.count.map(|file| Count {
             file: std::path::absolute(&file).unwrap_or(file),
             detail: self.count_detail,
@@ -536,6 +558,7 @@ impl RunArgs {
             only_traces: self.only_trace,
             stats: self.stats,
             stats_json,
+            timeline: self.timeline,
             perf_map: self.perf_map,
             count,
             follow: !self.no_follow,
@@ -614,7 +637,7 @@ mod tests {
     fn options_that_are_passed_on_mean_the_same() {
         let line = "dynasour run --tier dynamo --threshold 7 --cache-size 1M --policy merged \
                     --chaos 1/9,3 --log record,exit --only-trace 2-5 --passes simplify,licm,dce \
-                    --skip-pass dce,peel --verify-traces --stats --stats-json /x --perf-map --count /y \
+                    --skip-pass dce,peel --verify-traces --stats --stats-json /x --timeline --perf-map --count /y \
                     --count-detail -- p";
         let first = run_config(line.split(' '));
         let mut again = vec![OsString::from("dynasour"), "run".into()];

@@ -13,6 +13,7 @@
 //! | [`ir`] | `ir`: tools for the IR's text form |
 //! | [`completions`] | `completions`: scripts for shells |
 //! | [`manual`] | `man`: manual pages |
+//! | [`report`] | `report`: a page of what `explain`, `guards` and `bench` have found |
 //! | [`solver`] | none: what proofs need |
 //!
 //! `run` itself is [`dynasour_runtime::run`], which returns only if the guest could not be started.
@@ -29,6 +30,7 @@ mod fixed_address;
 mod guards;
 mod ir;
 mod manual;
+mod report;
 mod solver;
 
 use clap::CommandFactory;
@@ -67,6 +69,7 @@ fn run(cli: Cli) -> c_int {
         Command::Bench(args) => bench::run(&args).unwrap_or_else(failed),
         Command::Explain(args) => explain::run(&args).unwrap_or_else(failed),
         Command::Guards(args) => guards::run(&args).unwrap_or_else(failed),
+        Command::Report(args) => report::run(&args).unwrap_or_else(failed),
         Command::Ir(args) => ir::run(&args).unwrap_or_else(failed),
         Command::Completions(args) => completions::run(&args, Cli::command()),
         Command::Man(args) => manual::run(&args, Cli::command()).unwrap_or_else(failed),

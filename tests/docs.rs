@@ -30,6 +30,7 @@ fn options_exist() {
         vec!["bench"],
         vec!["explain"],
         vec!["guards"],
+        vec!["report"],
         vec!["ir", "opt"],
         vec!["ir", "check"],
         vec!["ir", "diff"],

@@ -213,7 +213,7 @@ fn json_has_what_the_report_has() {
     );
     assert_eq!(
         (&explanation["schema"], &explanation["tier"]),
-        (&Value::from(2), &Value::from("dynamo"))
+        (&Value::from(3), &Value::from("dynamo"))
     );
     assert_eq!(array(&explanation, "args"), ["200000"]);
     let region = &array(&explanation, "regions")[0];

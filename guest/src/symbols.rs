@@ -7,7 +7,7 @@ use goblin::elf::Elf;
 use goblin::elf::program_header::PT_LOAD;
 use goblin::elf::sym::{STT_FUNC, STT_GNU_IFUNC};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A symbol without a size is assumed to cover at most this many bytes (guess; too many, and code
 /// without symbols gets the name of the function before it).
@@ -39,6 +39,7 @@ pub struct Symbol {
 
 struct Mapped {
     name: String,
+    path: PathBuf,
     start: u64,
     end: u64,
     bias: u64,
@@ -79,7 +80,8 @@ impl Symbols {
             ))
         });
         let bias = loaded.unwrap_or(image.start.wrapping_sub(image.offset));
-        self.images.push(Mapped { name, start: image.start, end: image.end, bias });
+        let (path, start, end) = (image.path.clone(), image.start, image.end);
+        self.images.push(Mapped { name, path, start, end, bias });
         let (Some(elf), true) = (elf, loaded.is_some()) else { return };
         let tables = elf
             .syms
@@ -143,10 +145,20 @@ impl Symbols {
                 offset => format!("{}+{offset:#x}", symbol.name),
             };
         }
-        match self.images.iter().find(|image| (image.start..image.end).contains(&pc)) {
+        match self.image(pc) {
             Some(image) => format!("{}+{:#x}", image.name, pc.wrapping_sub(image.bias)),
             None => format!("{pc:#x}"),
         }
+    }
+
+    /// The file that an address is mapped from, and the address in the terms of the file (the
+    /// `p_vaddr` of its segment, and on).
+    pub fn in_file(&self, pc: u64) -> Option<(&Path, u64)> {
+        self.image(pc).map(|image| (image.path.as_path(), pc.wrapping_sub(image.bias)))
+    }
+
+    fn image(&self, pc: u64) -> Option<&Mapped> {
+        self.images.iter().find(|image| (image.start..image.end).contains(&pc))
     }
 
     /// The functions of this name.
@@ -166,7 +178,13 @@ mod tests {
 
     fn symbols(all: &[(&str, u64, u64)]) -> Symbols {
         let mut symbols = Symbols {
-            images: vec![Mapped { name: "prog".into(), start: 0x1000, end: 0x9000, bias: 0x1000 }],
+            images: vec![Mapped {
+                name: "prog".into(),
+                path: "/bin/prog".into(),
+                start: 0x1000,
+                end: 0x9000,
+                bias: 0x1000,
+            }],
             ..Symbols::default()
         };
         let all = all.iter().map(|(name, start, size)| Symbol {
@@ -193,6 +211,8 @@ mod tests {
         assert_eq!(s.name(0xa000), "0xa000");
         assert_eq!(s.named("outer").len(), 1);
         assert!(s.named("inner").is_empty());
+        assert_eq!(s.in_file(0x2040), Some((Path::new("/bin/prog"), 0x1040)));
+        assert_eq!(s.in_file(0xa000), None);
     }
 
     #[test]

@@ -422,6 +422,8 @@ pub struct RunConfig {
     pub stats: bool,
     /// Write statistics as JSON to this file at the end.
     pub stats_json: Option<PathBuf>,
+    /// Whether statistics include the time in each phase over the run.
+    pub timeline: bool,
     /// Name the code in the cache for `perf`, in /tmp/perf-PID.map.
     pub perf_map: bool,
     /// If set, fragments count how often each part of them runs, and a census is written to a file

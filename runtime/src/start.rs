@@ -87,7 +87,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     }
     let machine = Machine::new(config, vdso_range, pages.clone()).map_err(setup)?;
     if config.stats || config.stats_json.is_some() {
-        profile::enable();
+        profile::enable(config.timeline);
     }
     let mut dispatcher = Dispatcher::new(machine).map_err(setup)?;
 

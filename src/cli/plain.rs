@@ -78,6 +78,7 @@ fn defaults(command: &[OsString]) -> RunArgs {
         no_traces: false,
         stats: false,
         stats_json: None,
+        timeline: false,
         perf_map: false,
         log: Vec::new(),
         passes: None,

@@ -13,6 +13,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use dynasour_runtime::observe::attempts::Attempt;
 use dynasour_runtime::observe::census::{Census, SCHEMA};
+use dynasour_runtime::observe::profile::timeline::Timeline;
 use serde::Deserialize;
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
@@ -56,14 +57,13 @@ impl Plan<'_> {
     }
 
     /// Runs the program without counters, so that traces race, and returns the heads at which traces
-    /// were tried, the hottest first.
+    /// were tried, the hottest first, and what the time was spent on.
     ///
     /// # Errors
     /// The program could not be run, or ended without statistics.
-    pub fn attempts(&self) -> Result<Vec<Attempt>> {
-        let (bytes, _) = self.run_with("--stats-json", &[])?;
-        let stats: Stats = serde_json::from_slice(&bytes).context("the statistics are damaged")?;
-        Ok(stats.heads)
+    pub fn attempts(&self) -> Result<Uncounted> {
+        let (bytes, _) = self.run_with("--stats-json", &["--timeline"])?;
+        serde_json::from_slice(&bytes).context("the statistics are damaged")
     }
 
     /// Runs the program with the option that writes a report, and returns the report.
@@ -96,10 +96,13 @@ impl Plan<'_> {
     }
 }
 
-/// The part of `--stats-json` that is used here.
+/// The result of a run without counters: the part of `--stats-json` that is used here.
 #[derive(Deserialize)]
-struct Stats {
-    heads: Vec<Attempt>,
+pub struct Uncounted {
+    /// The heads at which traces were tried, the hottest first.
+    pub heads: Vec<Attempt>,
+    /// The time in each phase over the run.
+    pub timeline: Option<Timeline>,
 }
 
 /// How a process ended, in words.

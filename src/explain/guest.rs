@@ -6,12 +6,13 @@
 
 use super::disassembly::Disassembler;
 use super::heat;
+use super::source_lines::{Source, SourceLines};
 use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::observe::census::{Fragment, PathStep, Transfer};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A recorded block.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Deserialize, Debug)]
 pub struct Block {
     /// Address of its first instruction.
     pub pc: u64,
@@ -28,7 +29,7 @@ pub struct Block {
 }
 
 /// A guest instruction.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Deserialize, Debug)]
 pub struct Instruction {
     /// Its address.
     pub pc: u64,
@@ -40,17 +41,24 @@ pub struct Instruction {
     pub note: Option<String>,
     /// Numbers of the guards that check this instruction.
     pub guards: Vec<u32>,
+    /// Its source line, if the file has debug information.
+    pub source: Option<Source>,
 }
 
 /// The recorded path of a fragment.
-pub fn path(fragment: &Fragment, symbols: &Symbols, disassembler: &mut Disassembler) -> Vec<Block> {
+pub fn path(
+    fragment: &Fragment,
+    symbols: &Symbols,
+    sources: &mut SourceLines<'_>,
+    disassembler: &mut Disassembler,
+) -> Vec<Block> {
     let blocks = fragment.path.iter().zip(heat::executions(fragment));
     blocks
         .map(|(step, executed)| Block {
             pc: step.pc,
             symbol: symbols.name(step.pc),
             executed,
-            instructions: instructions(disassembler, fragment, step, symbols),
+            instructions: instructions(disassembler, fragment, step, symbols, sources),
             transfer: step.transfer,
             next: step.next,
         })
@@ -62,6 +70,7 @@ fn instructions(
     fragment: &Fragment,
     step: &PathStep,
     symbols: &Symbols,
+    sources: &mut SourceLines<'_>,
 ) -> Vec<Instruction> {
     let bytes = step.code.as_deref().map_or(Vec::new(), unhex);
     let mut at = 0;
@@ -72,7 +81,8 @@ fn instructions(
         let note = target(&text, pc + len as u64)
             .map(|target| symbols.name(target))
             .filter(|n| !n.starts_with("0x"));
-        out.push(Instruction { pc, bytes: hex(&bytes[at..at + len]), text, note, guards });
+        let (bytes, source) = (hex(&bytes[at..at + len]), sources.at(pc));
+        out.push(Instruction { pc, bytes, text, note, guards, source });
         at += len;
     }
     out

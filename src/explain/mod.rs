@@ -13,7 +13,9 @@
 //! | [`model`] | puts everything together that the report and its JSON show |
 //! | [`guest`] | the recorded path: guest blocks with symbols and counts |
 //! | [`disassembly`] | guest instructions as text |
+//! | [`source_lines`] | the source lines of guest instructions |
 //! | [`passes`] | the IR before and after each pass |
+//! | [`origins`] | for which guest instruction each line of the IR is |
 //! | [`native`] | the native code, with the purpose of each instruction |
 //! | [`text`], [`paint`] | the report, and its colours |
 //!
@@ -26,13 +28,15 @@
 
 mod counting;
 mod disassembly;
-mod guest;
+pub mod guest;
 mod heat;
 mod locate;
-mod model;
-mod native;
+pub mod model;
+pub mod native;
+mod origins;
 mod paint;
 mod passes;
+pub mod source_lines;
 mod text;
 
 use anyhow::{Context, Result, ensure};

@@ -10,30 +10,33 @@
 //! Example: `--top 1` gives one region. Its versions with at least 5 % of its instructions have a
 //! body, the others only their counts.
 
-use super::counting::Counted;
+use super::counting::{Counted, Uncounted};
 use super::disassembly::Disassembler;
 use super::guest::{self, Block};
 use super::heat::{self, Region as Hot};
 use super::native::{self, Line};
 use super::passes::{self, Change};
+use super::source_lines::{SourceFile, SourceLines};
 use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::observe::attempts::Attempt;
 use dynasour_runtime::observe::census::{
     Census, CodeBytes, CompileTimes, End, Fragment, From, Guard, Interpreted, Kind, To, Went,
 };
 use dynasour_runtime::observe::certificate::{Certificate, Proof};
-use serde::Serialize;
+use dynasour_runtime::observe::profile::timeline::Timeline;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 
 /// Version of the JSON's structure, for programs that read it.
-const SCHEMA: u32 = 2;
+pub const SCHEMA: u32 = 3;
 
 /// A version is shown in full by default if it executed at least this share of its region's
 /// instructions (guess; lower makes reports longer).
 const WORTH_SHOWING: f64 = 0.05;
 
 /// A run, explained.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Deserialize, Debug)]
 pub struct Explanation {
     /// [`SCHEMA`].
     pub schema: u32,
@@ -62,10 +65,14 @@ pub struct Explanation {
     /// The heads at which traces were tried in a run without counters, the hottest first; none if that
     /// was not asked for.
     pub attempts: Option<Vec<Attempt>>,
+    /// The time in each phase over the same run without counters.
+    pub timeline: Option<Timeline>,
+    /// The source files of the shown guest instructions, as far as they have debug information.
+    pub sources: Vec<SourceFile>,
 }
 
 /// A region.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Deserialize, Debug)]
 pub struct Region {
     /// Its start address.
     pub pc: u64,
@@ -80,7 +87,7 @@ pub struct Region {
 }
 
 /// One version of a region, that is, one trace.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Deserialize, Debug)]
 pub struct Version {
     /// The number of its fragment in the run.
     pub id: u32,
@@ -136,7 +143,7 @@ pub struct Version {
 }
 
 /// The details of a version.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Deserialize, Debug)]
 pub struct Body {
     /// The recorded path.
     pub path: Vec<Block>,
@@ -148,6 +155,9 @@ pub struct Body {
     pub passes: Vec<Change>,
     /// The IR that was emitted.
     pub optimised: String,
+    /// Addresses of the guest instructions that lines of the IR are for, by the value that the line
+    /// defines, or by the whole line if it defines none.
+    pub origins: BTreeMap<String, u64>,
     /// The native code, counters left out.
     pub native: Vec<Line>,
 }
@@ -166,7 +176,7 @@ pub fn explain(
     counted: &Counted,
     symbols: &Symbols,
     wanted: &Wanted,
-    attempts: Option<Vec<Attempt>>,
+    uncounted: Option<Uncounted>,
 ) -> Explanation {
     let census = &counted.census;
     let hot = heat::regions(&census.fragments);
@@ -178,7 +188,8 @@ pub fn explain(
             hot.iter().filter(|r| r.versions.iter().any(|(id, _)| ids.contains(id))).collect()
         }
     };
-    let mut maker = Maker { census, symbols, disassembler: Disassembler::new() };
+    let sources = SourceLines::new(symbols);
+    let mut maker = Maker { census, symbols, sources, disassembler: Disassembler::new() };
     let mut regions = Vec::new();
     for region in chosen {
         let mut versions = Vec::new();
@@ -198,6 +209,7 @@ pub fn explain(
             versions,
         });
     }
+    let (attempts, timeline) = uncounted.map_or((None, None), |u| (Some(u.heads), u.timeline));
     Explanation {
         schema: SCHEMA,
         program: census.program.clone(),
@@ -212,6 +224,8 @@ pub fn explain(
         regions_in_all,
         regions,
         attempts,
+        timeline,
+        sources: maker.sources.files(),
     }
 }
 
@@ -219,6 +233,7 @@ pub fn explain(
 struct Maker<'a> {
     census: &'a Census,
     symbols: &'a Symbols,
+    sources: SourceLines<'a>,
     disassembler: Disassembler,
 }
 
@@ -294,15 +309,19 @@ impl Maker<'_> {
 
     fn body(&mut self, fragment: &Fragment) -> Body {
         let detail = fragment.detail.as_ref();
+        let (passes, origins) =
+            detail.map_or_else(Default::default, |d| passes::changes(d, self.census));
+        let native = native::lines(self.census, fragment, &origins.of_last());
         let mut guards = fragment.guards.clone();
         guards.iter_mut().for_each(|g| g.went = self.through_stubs(&g.went));
         Body {
-            path: guest::path(fragment, self.symbols, &mut self.disassembler),
+            path: guest::path(fragment, self.symbols, &mut self.sources, &mut self.disassembler),
             guards,
             built: detail.map_or(String::new(), |d| d.built.clone()),
-            passes: detail.map_or(Vec::new(), |d| passes::changes(d, self.census)),
+            passes,
+            origins: origins.by_line(),
             optimised: detail.map_or(String::new(), |d| d.optimised.clone()),
-            native: native::lines(self.census, fragment),
+            native,
         }
     }
 }

@@ -18,10 +18,11 @@ use dynasour_runtime::observe::census::{Census, Code, Detail, Fragment, Kind, co
 use iced_x86::{
     Decoder, DecoderOptions, FlowControl, Formatter, Instruction, NasmFormatter, OpKind, Register,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// One host instruction.
-#[derive(Serialize, Debug, Clone, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub struct Line {
     /// Its address.
     pub at: u64,
@@ -31,12 +32,14 @@ pub struct Line {
     pub bytes: String,
     /// As text.
     pub text: String,
+    /// Address of the guest instruction that it is for, if it is for one.
+    pub pc: Option<u64>,
     /// The purposes of the instruction.
     pub marks: Vec<Mark>,
 }
 
 /// One purpose of an instruction.
-#[derive(Serialize, Debug, Clone, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 #[serde(tag = "mark", rename_all = "kebab-case")]
 pub enum Mark {
     /// The jump of a guard.
@@ -64,7 +67,7 @@ pub enum Mark {
     /// An access to a field of the thread's context.
     Context {
         /// Name of the field.
-        field: &'static str,
+        field: Cow<'static, str>,
     },
     /// Control leaves the fragment.
     Leaves {
@@ -73,11 +76,12 @@ pub enum Mark {
     },
 }
 
-/// The native code of a fragment, the hot path first; empty if the run did not keep it.
-pub fn lines(census: &Census, fragment: &Fragment) -> Vec<Line> {
+/// The native code of a fragment, the hot path first; empty if the run did not keep it. `pcs` has the
+/// guest address of each instruction of the optimised version, by block and index.
+pub fn lines(census: &Census, fragment: &Fragment, pcs: &[Vec<Option<u64>>]) -> Vec<Line> {
     let Some(detail) = &fragment.detail else { return Vec::new() };
     let mut lines = Vec::new();
-    let reader = Reader { census, fragment, detail };
+    let reader = Reader { census, fragment, detail, pcs };
     let skipped = detail.entry.saturating_sub(detail.hot.at) as usize;
     reader.disassemble(&detail.hot, skipped, false, &mut lines);
     reader.disassemble(&detail.cold, 0, true, &mut lines);
@@ -111,6 +115,7 @@ struct Reader<'a> {
     census: &'a Census,
     fragment: &'a Fragment,
     detail: &'a Detail,
+    pcs: &'a [Vec<Option<u64>>],
 }
 
 impl Reader<'_> {
@@ -153,8 +158,17 @@ impl Reader<'_> {
             marks.extend(guards.map(|g| Mark::Guard { guard: g.index }));
             marks.extend(context(&inst));
             marks.extend(self.leaves(&inst));
-            lines.push(Line { at: address, cold, bytes: hex(&remaining[..len]), text, marks });
+            let pc = if cold { None } else { self.guest_pc(address) };
+            lines.push(Line { at: address, cold, bytes: hex(&remaining[..len]), text, pc, marks });
         }
+    }
+
+    /// The guest instruction that the code at a host address on the path is for.
+    fn guest_pc(&self, address: u64) -> Option<u64> {
+        let positions = &self.detail.positions;
+        let behind = positions.partition_point(|(at, ..)| *at <= address);
+        let (_, block, inst) = positions.get(behind.checked_sub(1)?)?;
+        *self.pcs.get(*block as usize)?.get(*inst as usize)?
     }
 
     /// The mark of a jump out of the fragment; `None` for other instructions.
@@ -206,7 +220,7 @@ fn context(inst: &Instruction) -> Option<Mark> {
         (offset::EXTENDED_AWAY, "is the vector state in memory?"),
     ];
     let field = fields.iter().find(|(field, _)| *field as u64 == at).map(|(_, name)| *name);
-    Some(Mark::Context { field: field.unwrap_or("the thread's context") })
+    Some(Mark::Context { field: field.unwrap_or("the thread's context").into() })
 }
 
 #[cfg(test)]

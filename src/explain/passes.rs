@@ -7,15 +7,16 @@
 //! No data, no lock. Example: the pass `dce` has removed one instruction; [`difference`] of the two
 //! texts has one [`Edit::Gone`] among lines that are the [`Edit::Same`].
 
+use super::origins::Origins;
 use dynasour_ir::opt::OptOptions;
 use dynasour_ir::text;
 use dynasour_runtime::config::placement;
 use dynasour_runtime::observe::census::{Census, Detail};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 
 /// The effect of one pass on the version.
-#[derive(Serialize, Debug, Clone, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// The pass.
     pub pass: String,
@@ -25,15 +26,18 @@ pub struct Change {
     pub after: String,
 }
 
-/// The passes that changed the version, in order; empty if the optimisation cannot be repeated.
-pub fn changes(detail: &Detail, census: &Census) -> Vec<Change> {
-    let Ok(mut version) = text::version(&detail.built) else { return Vec::new() };
+/// The passes that changed the version, in order, and what each line of the IR is for; nothing if the
+/// optimisation cannot be repeated.
+pub fn changes(detail: &Detail, census: &Census) -> (Vec<Change>, Origins) {
+    let Ok(mut version) = text::version(&detail.built) else { return Default::default() };
     let last = RefCell::new(version.to_string());
+    let origins = RefCell::new(Origins::built(&version, &detail.pcs));
     let changes = RefCell::new(Vec::new());
     let after_pass = |pass: &str, version: &dynasour_ir::Version| {
         let after = version.to_string();
         let before = last.replace(after.clone());
         if before != after {
+            origins.borrow_mut().after(version);
             changes.borrow_mut().push(Change { pass: pass.to_string(), before, after });
         }
     };
@@ -44,10 +48,10 @@ pub fn changes(detail: &Detail, census: &Census) -> Vec<Change> {
         after_pass: Some(&after_pass),
         ..OptOptions::default()
     };
-    let Ok(placement) = placement::placement(&census.policy) else { return Vec::new() };
+    let Ok(placement) = placement::placement(&census.policy) else { return Default::default() };
     placement.optimise(&mut version, &options);
     let same = last.borrow().as_str() == detail.optimised;
-    if same { changes.into_inner() } else { Vec::new() }
+    if same { (changes.into_inner(), origins.into_inner()) } else { Default::default() }
 }
 
 /// A line of the comparison of two texts.

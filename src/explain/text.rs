@@ -519,7 +519,7 @@ fn note(mark: &Mark) -> Option<String> {
         Mark::Guard { guard } => Some(format!("guard g{guard}")),
         Mark::Spill { slot } => Some(format!("spilled to slot {slot}")),
         Mark::Reload { slot } => Some(format!("from slot {slot}")),
-        Mark::Context { field } => Some((*field).to_string()),
+        Mark::Context { field } => Some(field.to_string()),
         Mark::Leaves { to } => Some(format!("leaves for {to}")),
         Mark::LoopHead | Mark::Exit { .. } => None,
     }

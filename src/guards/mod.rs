@@ -24,6 +24,9 @@ mod report;
 mod study;
 mod sweep;
 
+pub use report::Report;
+pub use sweep::Curve;
+
 use crate::bench::Clock;
 use crate::bench::measure::{Invocation, Sample, difference};
 use crate::bench::output::{Output, check_distinct, line};

@@ -91,7 +91,7 @@ impl Row {
 
 impl Report {
     /// The report of a session's measurements.
-    pub fn new(session: &Session, native: Option<f64>, policies: Vec<Row>) -> Report {
+    pub(super) fn new(session: &Session, native: Option<f64>, policies: Vec<Row>) -> Report {
         let clock = clap::ValueEnum::to_possible_value(&session.args.clock);
         Report {
             version: env!("CARGO_PKG_VERSION").to_string(),

@@ -183,6 +183,8 @@ pub struct Built {
     pub assumptions: Vec<Assumption>,
     /// What its natives were observed to compute.
     pub native_results: NativeResults,
+    /// By block and instruction: the address of the guest instruction that it was made for.
+    pub pcs: Vec<Vec<u64>>,
 }
 
 /// Builds the trace version `name` of `path` under the assumptions of `context`. Other iterations that
@@ -226,11 +228,11 @@ fn build_all(
         }
     }
     let (version, notes) = assemble(path, name, context.clone(), policy, &origins)?;
-    let Notes { registers, native_results, .. } = notes;
+    let Notes { registers, native_results, pcs, .. } = notes;
     if path.guest.is_none() {
         assumptions = registers;
     }
-    Ok(Built { version, assumptions, native_results })
+    Ok(Built { version, assumptions, native_results, pcs })
 }
 
 /// The instructions of a loop of an interpreted program whose observed results its trace assumes, and
@@ -331,6 +333,8 @@ struct Notes {
     registers: Vec<Assumption>,
     /// What natives were observed to compute.
     native_results: NativeResults,
+    /// See [`Built::pcs`].
+    pcs: Vec<Vec<u64>>,
 }
 
 /// Builds the version. It assumes the observed results of the `promoted` instructions.
@@ -370,9 +374,10 @@ fn assemble(
             body.branch_anchor = policy.placement().branch_anchor();
             body.builder.insts = entry_guards;
             let exit = body.path(path)?.expect("a linear path ends in an exit");
+            let (insts, pcs) = body.take_insts();
+            notes.pcs = vec![pcs];
             notes.jumps = body.jumps;
             notes.native_results = body.results;
-            let insts = body.builder.insts;
             version.blocks[0].insts = insts;
             version.blocks[0].term = Term::Exit(exit);
         }
@@ -387,7 +392,8 @@ fn assemble(
                 body.assume_greens(path.head, greens)?;
             }
             let args = written_operands(&written, &body.state);
-            let entry = std::mem::take(&mut body.builder.insts);
+            let (entry, pcs) = body.take_insts();
+            body.block_pcs.push(pcs);
             let before = &mut body.builder.version.blocks[0];
             (before.insts, before.term) = (entry, Term::Jump { to: BlockId(1), args });
             let mut params = Vec::new();
@@ -408,6 +414,7 @@ fn assemble(
             body.iterations(params, &iterations)?;
             notes.jumps = body.jumps;
             notes.origins = body.origins;
+            notes.pcs = body.block_pcs;
             notes.native_results = body.results;
         }
     }

@@ -103,12 +103,17 @@ impl CompiledSite {
             after: anchor.after,
             progress: draft.progress,
             record: draft.record.map(|record| record as u32),
-            position: match draft.position {
-                (0, inst) => inst.checked_sub(added).map(|inst| (0, inst)),
-                place => Some(place),
-            },
+            position: given(draft.position, added),
             cold,
         }
+    }
+}
+
+/// A place in the version as it was given, before which `added` instructions stand.
+pub(super) fn given(place: (u32, u32), added: u32) -> Option<(u32, u32)> {
+    match place {
+        (0, inst) => inst.checked_sub(added).map(|inst| (0, inst)),
+        place => Some(place),
     }
 }
 

@@ -230,6 +230,8 @@ impl Emit<'_> {
         self.hot.pad_before(last as usize, missing);
         let moved = |at: &mut u32| *at += missing as u32;
         self.r.faults.iter_mut().map(|f| &mut f.0).filter(|f| **f >= last).for_each(moved);
+        let positions = self.r.positions.iter_mut().map(|p| &mut p.0);
+        positions.filter(|at| **at >= last).for_each(moved);
         let starts = self.r.blocks.iter_mut().filter(|b| !b.0).map(|b| &mut b.1);
         starts.filter(|at| **at > last).for_each(moved);
     }
@@ -256,6 +258,10 @@ impl Emit<'_> {
 
     fn inst(&mut self, block: usize, m: &MInst, allocs: &[Allocation]) -> Result<(), IcedError> {
         let last = std::mem::take(&mut self.last);
+        if let Some(position) = m.position.filter(|_| self.host.counts && !self.in_cold) {
+            let at = self.at();
+            self.r.positions.push((at, position));
+        }
         match &m.kind {
             Kind::FragmentEntry => {
                 if let Some(starts) = self.host.starts {

@@ -70,6 +70,9 @@ pub struct Encoded {
     pub faults: Vec<(u32, Site)>,
     /// For each native: its offset in the hot code, and the guest's pc.
     pub natives: Vec<(u32, u64)>,
+    /// If it counts, for the machine instructions in the hot code: the offset, and block and index of
+    /// the IR instruction that it is for.
+    pub positions: Vec<(u32, (u32, u32))>,
     /// The guards.
     pub guards: Vec<EncodedGuard>,
     /// Offsets of the rel32 fields of back edges in the hot code, with the machine block they lead

@@ -159,6 +159,8 @@ pub struct MInst {
     pub clobbers: PRegSet,
     /// The site it is, if it may leave the fragment.
     pub site: Option<Site>,
+    /// Block and index of the IR instruction that it is for; none if it is for no single one.
+    pub position: Option<(u32, u32)>,
 }
 
 impl MInst {
@@ -361,7 +363,8 @@ impl MFunc {
 
     fn cold_block(&mut self, kind: Kind, ops: Ops, pred: usize) -> usize {
         let first = self.insts.len() as u32;
-        self.insts.push(MInst { kind, ops, clobbers: PRegSet::empty(), site: None });
+        let clobbers = PRegSet::empty();
+        self.insts.push(MInst { kind, ops, clobbers, site: None, position: None });
         let mut block = MBlock { first, last: first + 1, ..MBlock::default() };
         block.preds.push(Block::new(pred));
         self.blocks.push(block);

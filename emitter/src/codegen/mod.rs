@@ -206,7 +206,12 @@ pub(crate) fn generate(
     let checked = entry.is_canonical().then_some(&host.checked);
     let around =
         Surroundings { first_slot: first_slot as u16, host, checked, homes: &homes, exits: &exits };
-    let encoded = encode(&function, out, around)?;
+    let mut encoded = encode(&function, out, around)?;
+    encoded.positions.retain_mut(|(_, position)| {
+        let given = compiled::given(*position, entry.added);
+        *position = given.unwrap_or_default();
+        given.is_some()
+    });
     let site = |(draft, split): (_, &Option<usize>)| {
         CompiledSite::new(
             draft,

@@ -198,7 +198,9 @@ fn guard_jump(
 /// The meaning of the words of a fragment that counts.
 fn tally(run: Run, compiled: &CompiledCode, first_site: u32, placed: (u64, u64)) -> Tally {
     let code = &compiled.encoded;
-    Tally::new(run, first_site, &compiled.sites, |site| {
+    let positions = code.positions.iter().map(|(at, of)| (placed.0 + u64::from(*at), *of));
+    let positions = positions.collect();
+    Tally::new(run, first_site, &compiled.sites, positions, |site| {
         let guard = code.guards.iter().find(|g| g.site == site).map(|g| g.at);
         let at = guard.or_else(|| code.faults.iter().find(|f| f.1 == site).map(|f| f.0));
         let cold = compiled.sites[site.0 as usize].cold;

@@ -86,6 +86,9 @@ pub struct Tally {
     pub iterations: Word,
     /// Its sites, in the order of their exits.
     pub sites: Vec<CountedSite>,
+    /// Host addresses in the hot code, ascending, each with block and index of the IR instruction whose
+    /// code begins there.
+    pub positions: Box<[(u64, (u32, u32))]>,
 }
 
 impl Tally {
@@ -94,6 +97,7 @@ impl Tally {
         run: Run,
         first_site: u32,
         sites: &[CompiledSite],
+        positions: Box<[(u64, (u32, u32))]>,
         host: impl Fn(Site) -> (u64, u64),
     ) -> Tally {
         let site = |(n, site): (u32, &CompiledSite)| {
@@ -113,6 +117,7 @@ impl Tally {
             entered: run.word(What::Entered),
             iterations: run.word(What::Iterations),
             sites: (0..).zip(sites).map(site).collect(),
+            positions,
         }
     }
 }

@@ -322,6 +322,7 @@ pub(super) fn config(tier: Tier) -> RunConfig {
         only_traces: None,
         stats: false,
         stats_json: None,
+        timeline: false,
         perf_map: false,
         count: None,
         follow: false,

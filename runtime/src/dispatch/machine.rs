@@ -33,6 +33,8 @@ use crate::kernel::entry::call_stubs;
 use crate::kernel::process::Moved;
 use crate::observe::attempts::Places;
 use crate::observe::census::{self, Census};
+use crate::observe::profile::sampling::Sample;
+use crate::observe::profile::timeline::Timeline;
 use crate::observe::profile::{self, Phase};
 use crate::observe::stats::Stats;
 use crate::sync::lock;
@@ -146,12 +148,13 @@ impl Machine {
     pub fn stats(&self) -> Stats {
         let mut stats = self.fragments().map(|f| f.statistics()).unwrap_or_default();
         let mut ticks = [0; Phase::COUNTED.len()];
-        let mut samples = Vec::new();
+        let (mut samples, mut over_time) = (Vec::new(), Vec::new());
         self.peers.for_each(|peer| {
             for (n, (phase, _)) in Phase::COUNTED.iter().enumerate() {
                 ticks[n] += peer.clock.spent(*phase);
             }
-            peer.for_each_sample(|pc| samples.push(pc));
+            peer.for_each_sample(|sample| samples.push(sample));
+            over_time.extend(peer.clock.over_time());
             stats.syscalls += peer.syscalls.load(Ordering::Relaxed);
             stats.guest_samples += peer.sampled[0].load(Ordering::Relaxed);
             stats.event_samples += peer.sampled[1].load(Ordering::Relaxed);
@@ -162,11 +165,21 @@ impl Machine {
             let time = |n: usize| profile::time(ticks[n]).as_nanos() as u64;
             stats.time_nanoseconds =
                 (0..ticks.len()).map(|n| (Phase::COUNTED[n].1, time(n))).collect();
+            let mut timeline = profile::has_timeline()
+                .then(|| Timeline::of(over_time, |ticks| profile::time(ticks).as_nanos() as u64));
             let mut places = Places { all: samples.len() as u64, ..Places::default() };
             if let Some(fragments) = self.fragments() {
-                for pc in samples {
-                    if let Some(part) = fragments.part_of(pc) {
+                // In place, samples outside the cache are of guest code, or of our own.
+                let own = if self.is_direct() { census::own_code() } else { Vec::new() };
+                let in_place = |pc: u64| self.is_direct() && !own.iter().any(|r| r.contains(&pc));
+                for Sample { pc, time } in samples {
+                    let part = fragments.part_of(pc);
+                    if let Some(part) = part {
                         *stats.native_samples.entry(part).or_default() += 1;
+                    }
+                    let part = part.or_else(|| in_place(pc).then_some("in guest code"));
+                    if let (Some(timeline), Some(part), Some(time)) = (&mut timeline, part, time) {
+                        timeline.sampled(part, profile::since_start(time));
                     }
                     let (map, pc) = match fragments.place_of(pc) {
                         Some(SamplePlace::Trace(head)) => (&mut places.traces, head),
@@ -176,6 +189,7 @@ impl Machine {
                     *map.entry(pc).or_default() += 1;
                 }
             }
+            stats.timeline = timeline;
             if !stats.attempts.is_empty() {
                 let symbols = Symbols::read(census::images().into_iter().map(Into::into));
                 stats.heads = stats.attempts.list(&places, &symbols);

@@ -49,7 +49,7 @@ use crate::changes::schedule::{SyncPoint, sync_point};
 use crate::kernel::entry::{self, Call};
 use crate::kernel::process::Registers;
 use crate::kernel::signal;
-use crate::observe::profile::sampling::Samples;
+use crate::observe::profile::sampling::{Sample, Samples};
 use crate::observe::profile::{self, Clock};
 use crate::sync::lock;
 use dynasour_guest::ThreadContext;
@@ -173,12 +173,12 @@ impl Peer {
     /// Samples this thread's host rip from now on, if phases are timed.
     pub fn sample(&self) {
         if profile::is_enabled() {
-            lock(&self.samples).extend(Samples::start());
+            lock(&self.samples).extend(Samples::start(profile::has_timeline()));
         }
     }
 
-    /// Calls `f` with the host rip of each sample.
-    pub fn for_each_sample(&self, mut f: impl FnMut(u64)) {
+    /// Calls `f` with each sample of its host rip.
+    pub fn for_each_sample(&self, mut f: impl FnMut(Sample)) {
         lock(&self.samples).iter().for_each(|samples| samples.for_each(&mut f));
     }
 

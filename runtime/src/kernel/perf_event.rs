@@ -23,7 +23,12 @@ const EXCLUDE_KERNEL_AND_HYPERVISOR: u64 = 1 << 5 | 1 << 6;
 const REMOVE_ON_EXEC: u64 = 1 << 36;
 /// Each period ends with a signal to the thread itself.
 const SIGTRAP: u64 = 1 << 37;
+/// Times are of the clock that `clock` names.
+const USE_CLOCKID: u64 = 1 << 25;
 const FLAG_CLOEXEC: u64 = 8;
+
+/// In [`Attributes::records`]: each record has the time, by `CLOCK_MONOTONIC`.
+pub const SAMPLE_TIME: u64 = 4;
 
 /// What an event is for.
 #[derive(Clone, Copy, Default)]
@@ -47,7 +52,10 @@ struct KernelAttributes {
     sample_type: u64,
     read_format: u64,
     flags: u64,
-    unused: [u64; 9],
+    unused: [u64; 5],
+    unused_half: u32,
+    clock: i32,
+    unused_behind: [u64; 3],
     signal_data: u64,
 }
 
@@ -69,13 +77,15 @@ impl Event {
             return None;
         }
         let signal = attributes.signal.map_or(0, |_| SIGTRAP | REMOVE_ON_EXEC);
+        let clock = if attributes.records & SAMPLE_TIME == 0 { 0 } else { USE_CLOCKID };
         let attributes = KernelAttributes {
             kind: TYPE_SOFTWARE,
             size: size_of::<KernelAttributes>() as u32,
             config: CONFIG_TASK_CLOCK,
             period: attributes.period,
             sample_type: attributes.records,
-            flags: EXCLUDE_KERNEL_AND_HYPERVISOR | signal,
+            flags: EXCLUDE_KERNEL_AND_HYPERVISOR | signal | clock,
+            clock: if clock == 0 { 0 } else { libc::CLOCK_MONOTONIC },
             signal_data: attributes.signal.unwrap_or(0),
             ..KernelAttributes::default()
         };

@@ -25,7 +25,7 @@ use nix::sys::mman::ProtFlags;
 use serde::{Deserialize, Serialize};
 
 /// The version of the file's form; changed when readers of the old form would misread the new one.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// What a counting run has counted.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -377,6 +377,8 @@ pub struct End {
 pub struct Detail {
     /// The version as built.
     pub built: String,
+    /// By block and instruction of it: the address of the guest instruction that it was made for.
+    pub pcs: Vec<Vec<u64>>,
     /// The optimised version, from which code was generated.
     pub optimised: String,
     /// Was the optimiser allowed to add guards against aliasing?
@@ -387,6 +389,9 @@ pub struct Detail {
     pub hot: Code,
     /// Native code of exits.
     pub cold: Code,
+    /// Host addresses on the path, ascending, each with block and index of the instruction of the
+    /// optimised version whose code begins there.
+    pub positions: Vec<(u64, u32, u32)>,
 }
 
 /// Bytes of native code.
@@ -423,6 +428,13 @@ pub fn images() -> Vec<Image> {
         Some(Image { path, start: map.range.start, end: map.range.end, offset: map.offset })
     };
     maps.into_iter().filter_map(image).collect()
+}
+
+/// The mappings of dynasour's own executable.
+pub fn own_code() -> Vec<std::ops::Range<u64>> {
+    let own = std::fs::read_link("/proc/self/exe").unwrap_or_default();
+    let maps = space::maps().unwrap_or_default().into_iter();
+    maps.filter(|map| map.path.as_deref() == Some(own.as_os_str())).map(|map| map.range).collect()
 }
 
 /// The length in bytes of the counting code at the beginning of `code`; none if there is none.

@@ -41,13 +41,22 @@ pub struct Made<'a> {
     /// The exit for which it was made, if it is a side trace.
     pub from: Option<ExitId>,
     pub times: CompileTimes,
-    /// The text of the version as built, with `--count-detail`.
-    pub built: Option<String>,
+    /// The version as built, with `--count-detail`.
+    pub built: Option<BuiltText>,
     /// What was compared, with `--verify-traces`: of the version, and of its code.
     pub certificates: [Option<Certificate>; 2],
     /// What `--prove-traces` has shown.
     pub proofs: [Option<Proof>; 2],
     pub alias_guards: bool,
+}
+
+/// A version as it was built.
+#[derive(Debug)]
+pub struct BuiltText {
+    /// Its text.
+    pub text: String,
+    /// By block and instruction: the address of the guest instruction that it was made for.
+    pub pcs: Vec<Vec<u64>>,
 }
 
 /// The beginning of a link period: from here on, failures go to `to`.
@@ -144,12 +153,14 @@ impl Ledger {
         if let Some(built) = made.built {
             let none = Code { at: 0, hex: String::new() };
             entry.fragment.detail = Some(Detail {
-                built,
+                built: built.text,
+                pcs: built.pcs,
                 optimised: made.version.to_string(),
                 alias_guards: made.alias_guards,
                 entry: 0,
                 hot: none.clone(),
                 cold: none,
+                positions: Vec::new(),
             });
         }
         if let Some(exit) = made.from {
@@ -295,6 +306,8 @@ impl Ledger {
             entry.ends = ends;
             if let (Some(detail), Some(f)) = (&mut entry.fragment.detail, emitted) {
                 (detail.entry, detail.hot, detail.cold) = (f.entry, code(&f.hot), code(&f.cold));
+                let positions = f.tally.iter().flat_map(|tally| tally.positions.iter());
+                detail.positions = positions.map(|(at, (b, i))| (*at, *b, *i)).collect();
             }
         }
     }

@@ -7,7 +7,8 @@
 //! with its waiting.
 //!
 //! Native code does not report phases of its own. [`sampling`] divides the time of
-//! [`Phase::Native`] between traces and copied blocks.
+//! [`Phase::Native`] between traces and copied blocks. With `--timeline` each clock also notes when its
+//! time was spent ([`timeline`]), and samples have a time.
 //!
 //! Data: one [`Clock`] for each guest thread, and the time at which timing was [enabled](enable).
 //!
@@ -19,6 +20,7 @@
 //! `g` counts as translation, the remaining time of `f` as interpretation.
 
 pub mod sampling;
+pub mod timeline;
 
 use dynasour_emitter::ticks;
 use std::cell::Cell;
@@ -26,6 +28,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use timeline::{Buckets, Ticks};
 
 /// What a thread is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,6 +95,8 @@ pub struct Clock {
     since: AtomicU64,
     /// Ticks in each phase, without the current stay.
     spent: [AtomicU64; Phase::ALL.len()],
+    /// The same over the run, with `--timeline`.
+    buckets: OnceLock<Buckets>,
 }
 
 impl Clock {
@@ -102,6 +107,9 @@ impl Clock {
         let since = self.since.swap(now, Ordering::Relaxed);
         let spent = &self.spent[before];
         spent.store(spent.load(Ordering::Relaxed) + now.saturating_sub(since), Ordering::Relaxed);
+        if let Some(buckets) = self.buckets.get() {
+            buckets.add(Phase::ALL[before], since, now);
+        }
         Phase::ALL[before]
     }
 
@@ -111,21 +119,44 @@ impl Clock {
         let since = ticks().saturating_sub(self.since.load(Ordering::Relaxed));
         self.spent[phase as usize].load(Ordering::Relaxed) + if running { since } else { 0 }
     }
+
+    /// The binary logarithm of the width of a bucket in ticks, and the ticks in each; none without
+    /// `--timeline`.
+    pub fn over_time(&self) -> Option<(u32, Ticks)> {
+        let phase = Phase::ALL[self.now.load(Ordering::Relaxed)];
+        let since = self.since.load(Ordering::Relaxed);
+        self.buckets.get().map(|buckets| buckets.read((phase, since, ticks().max(since))))
+    }
 }
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
+static TIMELINE: AtomicBool = AtomicBool::new(false);
 /// Tick and time at which timing was enabled.
-static START: OnceLock<(u64, Instant)> = OnceLock::new();
+static START: OnceLock<Start> = OnceLock::new();
+
+/// When timing was enabled.
+struct Start {
+    ticks: u64,
+    time: Instant,
+    /// The same by the clock of the samples.
+    monotonic: u64,
+}
 
 thread_local! {
     /// The clock to which this thread attends; null if none.
     static CLOCK: Cell<*const Clock> = const { Cell::new(std::ptr::null()) };
 }
 
-/// Enables timing for the process. Threads that attend to a clock later are timed.
-pub fn enable() {
-    START.get_or_init(|| (ticks(), Instant::now()));
+/// Enables timing for the process, also over the run with `timeline`. Threads that attend to a clock
+/// later are timed.
+pub fn enable(timeline: bool) {
+    START.get_or_init(|| Start {
+        ticks: ticks(),
+        time: Instant::now(),
+        monotonic: sampling::monotonic(),
+    });
     ENABLED.store(true, Ordering::Relaxed);
+    TIMELINE.store(timeline, Ordering::Relaxed);
 }
 
 /// Is timing enabled?
@@ -133,11 +164,21 @@ pub fn is_enabled() -> bool {
     ENABLED.load(Ordering::Relaxed)
 }
 
+/// Is the time noted over the run?
+pub fn has_timeline() -> bool {
+    TIMELINE.load(Ordering::Relaxed)
+}
+
+/// Nanoseconds from the start to a sample's time.
+pub fn since_start(monotonic: u64) -> u64 {
+    START.get().map_or(0, |start| monotonic.saturating_sub(start.monotonic))
+}
+
 /// The duration of `n` ticks, by the rate of the time stamp counter since timing was enabled.
 pub fn time(n: u64) -> Duration {
-    let Some((ticks_then, then)) = START.get() else { return Duration::ZERO };
-    let all = ticks().saturating_sub(*ticks_then).max(1);
-    Duration::from_secs_f64(then.elapsed().as_secs_f64() * (n as f64 / all as f64))
+    let Some(start) = START.get() else { return Duration::ZERO };
+    let all = ticks().saturating_sub(start.ticks).max(1);
+    Duration::from_secs_f64(start.time.elapsed().as_secs_f64() * (n as f64 / all as f64))
 }
 
 /// Counts this thread's time in `clock` while the result lives. None if timing is not enabled.
@@ -146,6 +187,9 @@ pub fn attend(clock: &Arc<Clock>) -> Option<Attention> {
         return None;
     }
     CLOCK.set(Arc::as_ptr(clock));
+    if let Some(start) = START.get().filter(|_| has_timeline()) {
+        clock.buckets.get_or_init(|| Buckets::new(start.ticks));
+    }
     clock.since.store(ticks(), Ordering::Relaxed);
     clock.now.store(Phase::Dispatch as usize, Ordering::Relaxed);
     Some(Attention(clock.clone()))
@@ -180,7 +224,7 @@ mod tests {
 
     #[test]
     fn phases_nest_and_add_up() {
-        enable();
+        enable(true);
         let clock = Arc::new(Clock::default());
         let wait = |ms| std::thread::sleep(Duration::from_millis(ms));
         let start = Instant::now();
@@ -202,6 +246,9 @@ mod tests {
         assert_eq!(ms(Phase::Native), 0);
         let sum: Duration = Phase::COUNTED.iter().map(|(phase, _)| time(clock.spent(*phase))).sum();
         assert!(sum <= all + Duration::from_millis(2), "{sum:?} of {all:?}");
+        let (_, over_time) = clock.over_time().expect("a timeline");
+        let interpreted: u64 = over_time.iter().map(|b| b[Phase::Interpret as usize]).sum();
+        assert_eq!(interpreted, clock.spent(Phase::Interpret));
         // A thread that attends to no clock is not timed.
         during(Phase::Native, || wait(1));
         assert_eq!(ms(Phase::Native), 0);

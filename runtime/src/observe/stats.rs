@@ -12,6 +12,7 @@
 use crate::observe::attempts::{self, Attempt, Attempts, Outcome};
 use crate::observe::certificate::{Proofs, Verified};
 use crate::observe::profile::Phase;
+use crate::observe::profile::timeline::Timeline;
 use dynasour_emitter::Rates;
 use dynasour_tracer::race::{Judgement, Verdict};
 use dynasour_tracer::{AbortReason, EndReason};
@@ -118,6 +119,9 @@ pub struct Stats {
     /// Samples of processor time in native code, by the kind of the code: traces, copied blocks, or
     /// lookups and entries.
     pub native_samples: BTreeMap<&'static str, u64>,
+    /// The time in each phase over the run, with `--timeline`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeline: Option<Timeline>,
     /// System calls of the guest.
     pub syscalls: u64,
     /// Signals delivered to guest handlers.

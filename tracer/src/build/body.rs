@@ -34,6 +34,11 @@ pub(super) struct Body<'v, 'w> {
     at_start: State,
     /// The address of the current guest instruction.
     pc: u64,
+    /// For each instruction of the builder up to the last call of [`Body::note_pcs`]: the address of the
+    /// guest instruction that it is for.
+    pcs: Vec<u64>,
+    /// The same of the blocks that are complete, in their order.
+    pub block_pcs: Vec<Vec<u64>>,
     /// Has an effect outside SSA happened since the start of the current guest instruction?
     effect_since_start: bool,
     /// The latest anchor, if it is still in reach.
@@ -77,6 +82,8 @@ impl<'v, 'w> Body<'v, 'w> {
             state,
             at_start: state,
             pc: 0,
+            pcs: Vec::new(),
+            block_pcs: Vec::new(),
             effect_since_start: false,
             reach: None,
             first_flags: state[Loc::Flags.ssa_index().expect("flags are an SSA location")],
@@ -137,8 +144,29 @@ impl<'v, 'w> Body<'v, 'w> {
         }
     }
 
+    /// The guest instruction at `pc` begins, or one of its block's checks.
+    fn begin(&mut self, pc: u64) {
+        self.note_pcs();
+        self.pc = pc;
+        self.at_start = self.state;
+        self.effect_since_start = false;
+    }
+
+    /// The instructions that were added since the last call are for the current guest instruction.
+    fn note_pcs(&mut self) {
+        self.pcs.resize(self.builder.insts.len(), self.pc);
+    }
+
+    /// Takes the instructions of a block that is complete, with the addresses of the guest instructions
+    /// that they are for.
+    pub fn take_insts(&mut self) -> (Vec<Inst>, Vec<u64>) {
+        self.note_pcs();
+        (std::mem::take(&mut self.builder.insts), std::mem::take(&mut self.pcs))
+    }
+
     /// The loop's head begins: adds its `poll`, with an anchor there.
     pub fn enter_loop(&mut self, head: u64) {
+        self.pc = head;
         let state = self.state;
         self.first_flags = state[Loc::Flags.ssa_index().expect("flags are an SSA location")];
         let anchor = self.new_anchor(Operand::Const(head), &state);
@@ -163,9 +191,7 @@ impl<'v, 'w> Body<'v, 'w> {
     /// Assumes that the code of the block at `pc` still has these bytes. The loads stand where the
     /// block begins, so they see every earlier store of the path.
     fn check_code(&mut self, pc: u64, bytes: &[u8]) -> Result<(), BuildError> {
-        self.pc = pc;
-        self.at_start = self.state;
-        self.effect_since_start = false;
+        self.begin(pc);
         let anchor = self.anchor_here()?;
         let mut remaining = bytes;
         while !remaining.is_empty() {
@@ -213,9 +239,7 @@ impl<'v, 'w> Body<'v, 'w> {
         for (index, inst) in base_insts(step).iter().enumerate() {
             match inst.op {
                 Op::At => {
-                    self.pc = inst.args[0].as_const().expect("at names a constant pc");
-                    self.at_start = self.state;
-                    self.effect_since_start = false;
+                    self.begin(inst.args[0].as_const().expect("at names a constant pc"));
                 }
                 Op::Get(loc) => {
                     let index =

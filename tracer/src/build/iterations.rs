@@ -167,7 +167,8 @@ impl Body<'_, '_> {
 
     /// Ends the block that is being made.
     fn finish(&mut self, params: Vec<Value>, term: Term) {
-        let insts = std::mem::take(&mut self.builder.insts);
+        let (insts, pcs) = self.take_insts();
+        self.block_pcs.push(pcs);
         self.builder.version.blocks.push(Block { params, insts, term });
         self.forget_anchor();
     }

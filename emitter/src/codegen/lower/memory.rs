@@ -364,6 +364,7 @@ impl Lower<'_> {
             ops,
             clobbers: PRegSet::empty(),
             site,
+            position: Some(self.position()),
         });
         if native.flags_out
             && let Some(f) = inst.defs.get(native.gpr_out.len()).copied()

@@ -324,6 +324,7 @@ impl<'a> Lower<'a> {
                 ops: smallvec::smallvec![RaOperand::reg_def(r)],
                 clobbers: PRegSet::empty(),
                 site: None,
+                position: None,
             });
         }
         for (r, slot) in slots {
@@ -420,7 +421,8 @@ impl<'a> Lower<'a> {
 
     /// Adds a machine instruction.
     pub fn emit(&mut self, kind: Kind, ops: Ops, site: Option<Site>) {
-        self.cur.push(MInst { kind, ops, clobbers: PRegSet::empty(), site });
+        let (clobbers, position) = (PRegSet::empty(), Some(self.position()));
+        self.cur.push(MInst { kind, ops, clobbers, site, position });
     }
 
     /// Adds an instruction; if it is fused with a load, it is the load's fault site.

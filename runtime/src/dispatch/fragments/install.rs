@@ -24,7 +24,7 @@ use crate::dispatch::validation;
 use crate::observe::attempts::Outcome;
 use crate::observe::census::CompileTimes;
 use crate::observe::certificate::{Certificate, Proof};
-use crate::observe::ledger::Made;
+use crate::observe::ledger::{BuiltText, Made};
 use crate::observe::profile::{Phase, during};
 use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
 use dynasour_emitter::{EmitError, EntryState, ExitId};
@@ -58,8 +58,8 @@ pub struct Plan {
     pub times: CompileTimes,
     /// What its version assumes beyond the path.
     assumptions: Vec<Assumption>,
-    /// The text of the version as built, if the ledger of a counting run wants it.
-    built: Option<String>,
+    /// The version as built, if the ledger of a counting run wants it.
+    built: Option<BuiltText>,
     /// What was compared, with `--verify-traces`: of the version, and of its code.
     certificates: [Option<Certificate>; 2],
     /// What was proven, with `--prove-traces`: of the version, and of its code.
@@ -300,12 +300,15 @@ impl Plan {
         let context = Context { facts: self.facts.clone() };
         let building = Instant::now();
         let built = during(Phase::Record, || build::build(path, &self.name, context, policy));
-        let Built { version, assumptions, native_results } =
+        let Built { version, assumptions, native_results, pcs } =
             built.map_err(|e| Failure::Refused(e.0))?;
         self.assumptions = assumptions;
         self.times.build = nanoseconds(building);
-        self.built =
-            config.count.as_ref().filter(|count| count.detail).map(|_| version.to_string());
+        self.built = config
+            .count
+            .as_ref()
+            .filter(|count| count.detail)
+            .map(|_| BuiltText { text: version.to_string(), pcs });
         log(config, Stage::Trace, || version.to_string());
         Ok(Draft { version, native_results })
     }

@@ -16,7 +16,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::kernel::perf_event::{Attributes, Event, PAGE};
+use crate::kernel::perf_event::{Attributes, Event, PAGE, SAMPLE_TIME};
 
 /// Nanoseconds of processor time from one sample to the next (guess; fewer disturb the guest and
 /// fill the memory sooner, more divide the time of short runs badly).
@@ -24,6 +24,8 @@ const PERIOD: u64 = 2_000_000;
 /// Pages of records; the kernel requires a power of two (guess: 16,384 samples, which is 32 s of
 /// processor time; later time is not sampled).
 const PAGES: usize = 64;
+/// The same with `--timeline`, where records are larger: 54 s in all.
+const TIMED_PERIOD: u64 = 5_000_000;
 const SAMPLE_IP: u64 = 1;
 const RECORD_SAMPLE: u32 = 9;
 /// Byte offset of `data_head` in the first page.
@@ -32,17 +34,39 @@ const DATA_HEAD: usize = 1024;
 /// The samples of one thread.
 pub struct Samples {
     event: Event,
+    /// Does each record have a time?
+    timed: bool,
+}
+
+/// A sample.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sample {
+    /// The program counter.
+    pub pc: u64,
+    /// When it was taken, by [`monotonic`]; none if samples have no times.
+    pub time: Option<u64>,
+}
+
+/// Nanoseconds of the clock by which samples are timed.
+pub fn monotonic() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes a time.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 impl Samples {
-    /// Starts to sample the calling thread. None if that is not allowed.
-    pub fn start() -> Option<Samples> {
-        let attributes = Attributes { period: PERIOD, records: SAMPLE_IP, signal: None };
-        Event::start(&attributes, PAGES).map(|event| Samples { event })
+    /// Starts to sample the calling thread, with the time of each sample if it is to be `timed`. None
+    /// if that is not allowed.
+    pub fn start(timed: bool) -> Option<Samples> {
+        let (period, records) =
+            if timed { (TIMED_PERIOD, SAMPLE_IP | SAMPLE_TIME) } else { (PERIOD, SAMPLE_IP) };
+        let attributes = Attributes { period, records, signal: None };
+        Event::start(&attributes, PAGES).map(|event| Samples { event, timed })
     }
 
-    /// Calls `f` with the program counter of each sample so far.
-    pub fn for_each(&self, mut f: impl FnMut(u64)) {
+    /// Calls `f` with each sample so far.
+    pub fn for_each(&self, mut f: impl FnMut(Sample)) {
         const WORDS: usize = PAGES * PAGE / 8;
         // SAFETY: within the mapping and aligned; the kernel writes the word atomically, after the
         // records that it publishes.
@@ -53,13 +77,14 @@ impl Samples {
             unsafe { self.event.memory().add(PAGE + 8 * (n % WORDS)).cast::<u64>().read() }
         };
         // No record was overwritten, because none was ever taken out. A record is a header of one
-        // word and then the fields that were asked for; here that is one word.
+        // word and then the fields that were asked for: the program counter, then the time.
+        let fields = if self.timed { 2 } else { 1 };
         let (mut n, end) = (0, (head / 8) as usize);
         while n < end.min(WORDS) {
             let header = word(n);
             let words = (header >> 48) as usize / 8;
-            if header as u32 == RECORD_SAMPLE && n + 1 < end {
-                f(word(n + 1));
+            if header as u32 == RECORD_SAMPLE && n + fields < end {
+                f(Sample { pc: word(n + 1), time: self.timed.then(|| word(n + 2)) });
             }
             n += words.max(1);
         }
@@ -91,12 +116,24 @@ mod tests {
 
     #[test]
     fn a_busy_thread_is_sampled() {
-        let Some(samples) = Samples::start() else { return };
+        let Some(samples) = Samples::start(false) else { return };
         busy(Duration::from_millis(100));
         let mut all = Vec::new();
-        samples.for_each(|pc| all.push(pc));
+        samples.for_each(|sample| all.push(sample));
         // The kernel may be late, but is not early.
         assert!((5..=60).contains(&all.len()), "{}", all.len());
-        assert!(all.iter().all(|pc| *pc != 0 && *pc < 1 << 47));
+        assert!(all.iter().all(|s| s.pc != 0 && s.pc < 1 << 47 && s.time.is_none()));
+    }
+
+    #[test]
+    fn samples_have_times_in_order() {
+        let start = monotonic();
+        let Some(samples) = Samples::start(true) else { return };
+        busy(Duration::from_millis(100));
+        let mut times = vec![start];
+        samples.for_each(|sample| times.extend(sample.time));
+        times.push(monotonic());
+        assert!((5..=24).contains(&times.len()), "{}", times.len());
+        assert!(times.is_sorted(), "{times:?}");
     }
 }
