@@ -66,7 +66,7 @@ function summaryOfStudies() {
       cost ? `a deoptimisation costs ${duration(cost.value)}` : "the cost of a deoptimisation is not determined", "."));
   }
   for (const { content } of DATA.benches) {
-    const means = content.columns.map((column, c) => [column, geometricMean(content.rows, c)]).filter(([, mean]) => mean);
+    const means = launchersOf(content).map((column, c) => [column, geometricMean(content.rows, c)]).filter(([, mean]) => mean);
     lines.push(h("li", {}, h("a", { href: "#bench" }, "Bench"), ` of ${plural(content.rows.filter((row) => !row.skipped).length, "workload")}: `,
       means.map(([column, mean], n) => [n ? ", " : "", h("b", {}, column), ` ${mean.toFixed(2)} × native`]), " (geometric means)."));
   }

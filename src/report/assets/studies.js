@@ -6,6 +6,9 @@ const hasInterval = (r) => r.low !== null && r.high !== null;
 const interval = (r, format) => hasInterval(r) ? `${format(r.median)} (${format(r.low)} to ${format(r.high)})` : `${format(r.median)} (too few runs for an interval)`;
 const times = (x) => `${x.toFixed(2)} ×`;
 
+/** The columns of a bench: all rows have the same. */
+const launchersOf = (bench) => (bench.rows[0]?.cells ?? []).map((cell) => cell.launcher);
+
 function geometricMean(rows, column) {
   const ratios = rows.map((row) => row.cells[column]).filter((cell) => cell?.ratio && !cell.trouble).map((cell) => cell.ratio.median);
   return ratios.length ? Math.exp(sum(ratios, Math.log) / ratios.length) : null;
@@ -103,7 +106,7 @@ if (DATA.sweeps.length) {
 
 function bench({ name, content }) {
   const measured = content.rows.filter((row) => !row.skipped);
-  const columns = (content.rows[0]?.cells ?? []).map((cell) => cell.launcher);
+  const columns = launchersOf(content);
   const suites = [...new Set(content.rows.map((row) => row.suite).filter(Boolean))];
   const { clock = "", version = "" } = content.rows[0] ?? {};
   const means = columns.map((_, c) => geometricMean(measured, c));
