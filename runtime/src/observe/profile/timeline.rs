@@ -8,7 +8,7 @@
 //! the statistics show, for all threads.
 //!
 //! Invariant: only its own thread writes the buckets. No lock: while the thread adds up pairs,
-//! [`Buckets::merges`] is odd, and readers wait; a bucket that is being written may miss that time.
+//! [`Buckets::merges`] is odd, and readers wait for a while; a bucket that is being written may miss that time.
 //!
 //! Example: with a width of 5 ms, a stay in a phase from 12 ms to 17 ms adds 3 ms to the third bucket,
 //! and 2 ms to the fourth.
@@ -23,6 +23,9 @@ const BUCKETS: usize = 256;
 /// Binary logarithm of the ticks of the first buckets: some 6 ms at 3 GHz (guess; with narrower ones
 /// short runs have more details, and long ones are added up more often).
 const FIRST_SHIFT: u32 = 24;
+/// Attempts to read while the thread adds up pairs; then it is taken for one that has ended while it did, and
+/// its times are those of some of the buckets.
+const MOST_ATTEMPTS: u32 = 1000;
 /// Number of phases.
 const PHASES: usize = Phase::ALL.len();
 
@@ -85,7 +88,9 @@ impl Buckets {
     /// The binary logarithm of the width of a bucket, and the ticks so far. `running` is the current
     /// stay in a phase, from its first tick to now.
     pub fn read(&self, running: (Phase, u64, u64)) -> (u32, Ticks) {
+        let mut attempts = 0;
         loop {
+            attempts += 1;
             let before = self.merges.load(Ordering::Acquire);
             let shift = self.shift.load(Ordering::Relaxed);
             let mut ticks: Ticks = self
@@ -94,7 +99,8 @@ impl Buckets {
                 .map(|bucket| std::array::from_fn(|phase| bucket[phase].load(Ordering::Relaxed)))
                 .collect();
             fence(Ordering::Acquire);
-            if before % 2 == 1 || self.merges.load(Ordering::Relaxed) != before {
+            let is_torn = before % 2 == 1 || self.merges.load(Ordering::Relaxed) != before;
+            if is_torn && attempts < MOST_ATTEMPTS {
                 std::thread::yield_now();
                 continue;
             }
