@@ -33,9 +33,12 @@ mod manual;
 mod report;
 mod solver;
 
+use anyhow::Context;
 use clap::CommandFactory;
 use cli::{Cli, Command};
+use dynasour_runtime::config::RunConfig;
 use std::ffi::c_int;
+use std::fs::OpenOptions;
 
 #[global_allocator]
 static HEAP: dynasour_runtime::heap::Heap = dynasour_runtime::heap::Heap;
@@ -51,6 +54,25 @@ extern "C" fn main(_argc: c_int, _argv: *const *const std::ffi::c_char) -> c_int
     run(Cli::of(std::env::args_os()).unwrap_or_else(|error| error.exit()))
 }
 
+/// Can the files be written that a run writes at its end? A program that the guest executes is not asked: the guest
+/// may have given up the right to.
+fn can_report(config: &RunConfig) -> anyhow::Result<()> {
+    if config.argv0.is_some() {
+        return Ok(());
+    }
+    let files = config.stats_json.iter().chain(config.count.iter().map(|count| &count.file));
+    for file in files {
+        let existed = file.exists();
+        let opened = OpenOptions::new().write(true).create(true).truncate(false).open(file);
+        opened.with_context(|| format!("cannot write {}", file.display()))?;
+        if !existed {
+            // A run that is killed leaves no file.
+            let _ = std::fs::remove_file(file);
+        }
+    }
+    Ok(())
+}
+
 fn failed(error: anyhow::Error) -> c_int {
     eprintln!("dynasour: {error:#}");
     FAILED
@@ -59,13 +81,19 @@ fn failed(error: anyhow::Error) -> c_int {
 /// Runs the subcommand; returns the exit status.
 fn run(cli: Cli) -> c_int {
     match cli.command {
-        Command::Run(args) => match dynasour_runtime::run(&args.into_config()) {
-            Ok(never) => match never {},
-            Err(error) => {
-                eprintln!("dynasour: {error}");
-                error.exit_status()
+        Command::Run(args) => {
+            let config = args.into_config();
+            if let Err(error) = can_report(&config) {
+                return failed(error);
             }
-        },
+            match dynasour_runtime::run(&config) {
+                Ok(never) => match never {},
+                Err(error) => {
+                    eprintln!("dynasour: {error}");
+                    error.exit_status()
+                }
+            }
+        }
         Command::Bench(args) => bench::run(&args).unwrap_or_else(failed),
         Command::Explain(args) => explain::run(&args).unwrap_or_else(failed),
         Command::Guards(args) => guards::run(&args).unwrap_or_else(failed),

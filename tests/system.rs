@@ -106,13 +106,25 @@ fn statistics_go_to_the_file_that_the_user_named() {
     let json = fs::read_to_string(directory.join("s.json")).expect("the file");
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     assert!(json["syscalls"].as_u64() > Some(5), "{json}");
-    let outcome = translated(&directory, "interp", &["--stats-json", "/no/such/file"], &["true"]);
-    assert_eq!(outcome.status, Status::Exited(0));
-    assert!(
-        String::from_utf8_lossy(&outcome.stderr).contains("cannot write /no/such/file"),
-        "{}",
-        outcome.excerpt()
-    );
+    // A file that cannot be written is noticed before the program runs.
+    for option in ["--stats-json", "--count"] {
+        let outcome =
+            translated(&directory, "interp", &[option, "/no/such/file"], &["echo", "ran"]);
+        assert_eq!(
+            (outcome.status, outcome.stdout.as_slice()),
+            (Status::Exited(2), b"".as_slice())
+        );
+        assert!(
+            String::from_utf8_lossy(&outcome.stderr).contains("cannot write /no/such/file"),
+            "{}",
+            outcome.excerpt()
+        );
+    }
+    // The check leaves nothing.
+    let outcome =
+        translated(&directory, "interp", &["--stats-json", "k.json"], &["sh", "-c", "kill -9 $$"]);
+    assert_eq!(outcome.status, Status::Killed(9));
+    assert!(!directory.join("k.json").exists());
 }
 
 /// With `--no-follow` the report covers the translated program, and is printed before the other
