@@ -60,15 +60,15 @@ impl Shown {
         );
     }
 
-    /// Measured: more than 95 % of linear traces, 90 % of loops, 98 % of code. On a slow machine a few more run out
-    /// of time.
+    /// Measured: more than 95 % of linear traces and of their code, 90 % of loops, 85 % of their code. On a slow machine
+    /// a few more run out of time.
     fn check(&self) {
         let Shown { linear, loops, linear_code, loop_code, .. } = self;
         let is_most = |[all, proven]: [u64; 2], percent: u64| 100 * proven > percent * all;
         assert!(is_most(*linear, 90), "{linear:?} of linear traces");
         assert!(is_most(*loops, 80), "{loops:?} of loops");
         assert!(is_most(*linear_code, 90), "{linear_code:?} of the code of linear traces");
-        assert!(is_most(*loop_code, 80), "{loop_code:?} of the code of loops");
+        assert!(is_most(*loop_code, 65), "{loop_code:?} of the code of loops");
     }
 }
 

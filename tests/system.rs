@@ -120,11 +120,14 @@ fn statistics_go_to_the_file_that_the_user_named() {
             outcome.excerpt()
         );
     }
-    // The check leaves nothing.
-    let outcome =
-        translated(&directory, "interp", &["--stats-json", "k.json"], &["sh", "-c", "kill -9 $$"]);
-    assert_eq!(outcome.status, Status::Killed(9));
-    assert!(!directory.join("k.json").exists());
+    // The check leaves nothing, and what was there stays.
+    fs::write(directory.join("old.json"), "old").expect("a file");
+    for file in ["new.json", "old.json"] {
+        let outcome = translated(&directory, "interp", &["--stats-json", file], &["/no/such/file"]);
+        assert_eq!(outcome.status, Status::Exited(127));
+    }
+    assert!(!directory.join("new.json").exists());
+    assert_eq!(fs::read(directory.join("old.json")).expect("it stays"), b"old");
 }
 
 /// With `--no-follow` the report covers the translated program, and is printed before the other
