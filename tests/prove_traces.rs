@@ -110,8 +110,8 @@ fn kind(why: &str) -> String {
 /// Guests that see what the options do: `threads_many` measures how much memory the process takes (each thread
 /// that proves has a Z3 context of its own, which lives as long as the process), `fixed_mappings` wants addresses
 /// at which the words of counting may lie, the others list descriptors, of which one is the file of the statistics.
-const SEE_THE_OPTIONS: [&str; 4] =
-    ["threads_many", "fixed_mappings", "inherited", "inherited_changed"];
+const SEE_THE_OPTIONS: [&str; 5] =
+    ["threads_many", "fixed_mappings", "fixed_mappings_threads", "inherited", "inherited_changed"];
 
 /// Programs with a thousand traces take minutes.
 const LIMIT: Duration = Duration::from_secs(900);

@@ -405,7 +405,8 @@ impl Terms {
                 };
                 self.pure(op, ty, &args[..2])
             }
-            FlagOp::Bt if cond == Cond::B => {
+            // At these widths an index and a count are taken modulo the same.
+            FlagOp::Bt if cond == Cond::B && matches!(ty, Ty::I32 | Ty::I64) => {
                 let index = self.slice(args[1], 0, 8);
                 let shifted = self.pure(Op::Shr, ty, &[args[0], index]);
                 return self.slice(shifted, 0, 1);
