@@ -42,11 +42,11 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
                     && inst.op == Op::Assume
                     && holds(SideCondition::ConjoinAnchor, before.anchor == inst.anchor)
             };
-            if let Some(Inst { origins, args: before, .. }) = out.pop_if(|before| joins(before)) {
-                inst.args[0] = conjunction(version, &mut defs, &mut out, before[0], inst.args[0]);
-                let mut origins = origins;
-                origins.join(&inst.origins);
-                inst.origins = origins;
+            if let Some(mut before) = out.pop_if(|before| joins(before)) {
+                inst.args[0] =
+                    conjunction(version, &mut defs, &mut out, before.args[0], inst.args[0]);
+                before.origins.join(&inst.origins);
+                inst.origins = before.origins;
                 gone += 1;
             }
             out.push(inst);

@@ -33,7 +33,7 @@ impl World<'_> {
         least: usize,
     ) -> Result<(), Stuck> {
         for _ in 0..ARRIVALS {
-            if spec.is_at_head(reference, first)
+            if spec.is_at_head(first)
                 && spec.passed.len() > least
                 && let Some(position) = spec.passed.last().cloned()
                 && self.is_pc(facts, position.pc, wanted.pc)

@@ -173,12 +173,10 @@ impl Spec {
         last.memory = version.memory;
     }
 
-    /// Is it at a place where the version may be at a loop's head? The state and the pc say all of a program. A
-    /// trace has to be at a safe point, at the same one in each iteration.
-    pub fn is_at_head(&self, reference: &Reference<'_>, first: Option<&Spec>) -> bool {
-        let (Reference::Trace(version), Place::At(_, block, at)) = (reference, &self.place) else {
-            return matches!(reference, Reference::Program { .. });
-        };
+    /// Is it, as a trace, at a safe point, at the same one in each iteration? Only there may the version be at a loop's
+    /// head.
+    pub fn is_at_head(&self, first: Option<&Spec>) -> bool {
+        let Place::At(version, block, at) = &self.place else { return false };
         let inst = version.blocks[*block].insts.get(*at);
         inst.is_some_and(|inst| inst.op == Op::Poll)
             && first.is_none_or(
