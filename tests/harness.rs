@@ -119,20 +119,36 @@ fn a_guest_that_ends_otherwise_than_declared_is_reported() {
 #[test]
 fn a_run_that_hangs_is_killed_with_its_children() {
     let directory = temporary("hang");
-    let marker = directory.join("marker");
-    let script = format!("echo begun; (sleep 3; touch {}) & sleep 60", marker.display());
-    let mut invocation = Invocation::new("/bin/sh", &directory).args(["-c", &script]);
-    invocation.limit = Duration::from_millis(500);
+    let script =
+        "(sleep 600 & echo $! > child; wait) & sleep 600 & echo $! > sibling; echo begun; wait";
+    let mut invocation = Invocation::new("/bin/sh", &directory).args(["-c", script]);
+    invocation.limit = Duration::from_secs(1);
     let outcome = invocation.run();
     assert_eq!(outcome.status, Status::TimedOut);
     assert_eq!(outcome.stdout, b"begun\n");
-    assert!(outcome.elapsed < Duration::from_secs(3), "{:?}", outcome.elapsed);
+    for name in ["child", "sibling"] {
+        let pid = fs::read_to_string(directory.join(name)).expect("the shell wrote it");
+        ends(pid.trim());
+    }
     // A child that keeps the pipes open belongs to the run, even when the command itself has ended.
-    let mut invocation = Invocation::new("/bin/sh", &directory).args(["-c", "sleep 60 &"]);
+    let mut invocation = Invocation::new("/bin/sh", &directory).args(["-c", "sleep 600 &"]);
     invocation.limit = Duration::from_millis(500);
     assert_eq!(invocation.run().status, Status::TimedOut);
-    std::thread::sleep(Duration::from_secs(3));
-    assert!(!marker.exists(), "a descendant outlived the limit");
+}
+
+/// Waits until process `pid`, which was sent SIGKILL, is gone or a zombie; panics when it lives on.
+fn ends(pid: &str) {
+    let lives = || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.contains("sleep") && !status.contains("State:\tZ")
+    };
+    for _ in 0..300 {
+        if !lives() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    panic!("process {pid}, a descendant, outlived the limit");
 }
 
 #[test]
