@@ -2,7 +2,8 @@
 //! options describe.
 //!
 //! *Data.* [`Cli`] is the whole command line as clap parses it. [`RunArgs`] are the options of
-//! `run`; the other subcommands define theirs in their own modules. Doc comments of options are the
+//! `run`; some of them
+//! belong to `explain` and `guards`, too ([`machine`]). The other subcommands define theirs in their own modules. Doc comments of options are the
 //! texts that `--help` shows.
 //!
 //! *Invariants.* Arguments after the guest's program belong to the guest. Only `explain` and
@@ -21,6 +22,7 @@
 //! dynasour explain ls --top 1           parsed as `dynasour explain --top 1 ls`
 //! ```
 
+pub mod machine;
 mod plain;
 
 use crate::bench::BenchArgs;
@@ -33,17 +35,12 @@ use crate::report::ReportArgs;
 use crate::solver;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use dynasour_runtime::config::{
-    Chaos, CompileThreads, Count, EntryCheck, Limit, Placement, RaceMode, Returns, RunConfig,
-    Sampling, Stage, Tier, parse_pass, parse_trace_pass, placement,
-};
+use dynasour_runtime::config::{Chaos, Count, Limit, RunConfig, Stage, Tier};
+use machine::{MachineArgs, TraceArgs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
-
-/// Bytes of code cache unless the user gives another size; also in the option's attributes.
-const DEFAULT_CACHE: usize = 64 << 20;
 
 /// Run unmodified x86-64 Linux programs under a speculative trace JIT.
 #[derive(Parser, Debug)]
@@ -69,7 +66,7 @@ impl Cli {
             })
         {
             if let Some(option) = args.option_without_meaning() {
-                let text = format!("{option} has no meaning with --tier {}", args.tier);
+                let text = format!("{option} has no meaning with --tier {}", args.machine.tier);
                 return Err(Cli::command().error(ErrorKind::ArgumentConflict, text));
             }
             if args.prove_traces && solver::needed().is_err() {
@@ -274,63 +271,14 @@ Nothing is written if one of the pages exists, unless --force.")]
 /// Options of `run`.
 #[derive(Args, Debug)]
 pub struct RunArgs {
-    /// How guest code is executed: interp (interpreter), dynamo (interpreter first, then native
-    /// copies of blocks and traces), copy (native copies of blocks), full (native copies and
-    /// traces), direct (where it stands; hot traces are patched into it)
-    #[arg(long, default_value_t = Tier::default(), value_name = "TIER")]
-    tier: Tier,
-    /// Executions of a trace head before it is compiled [default: 1000 in dynamo; in full and
-    /// direct, 200 at samples]. With the default, only traces are kept that promise to be faster
-    /// than copied blocks. With N, full counts all executions and does not sample; with N (in full:
-    /// below 25000) all traces are kept, and dynamo copies no blocks
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    threshold: Option<u32>,
-    /// Size of the code cache in bytes; suffixes K and M
-    #[arg(long, default_value = "64M", value_name = "SIZE", value_parser = parse_size)]
-    cache_size: usize,
-    /// How returns of copied blocks are executed: table (as indirect jumps), stack (by the
-    /// processor's return stack), auto (stack in programs with many calls)
-    #[arg(long, default_value_t = Returns::Auto, value_name = "WAY")]
-    returns: Returns,
-    /// Instruction by which the code at the target of an indirect jump or return compares the
-    /// address: loop or pext [default: the faster one on this processor, pext if it is there and
-    /// the processor is not AMD's]
-    #[arg(long, value_name = "WAY")]
-    entry_check: Option<EntryCheck>,
-    /// What traces assume and where their guards stand: eager, anchored, hoisted, merged,
-    /// control-only, default, combined
-    #[arg(long, default_value = placement::DEFAULT.name(), value_name = "POLICY",
-          value_parser = placement::placement)]
-    policy: &'static dyn Placement,
+    #[command(flatten)]
+    machine: MachineArgs,
+    #[command(flatten)]
+    traces: TraceArgs,
     /// Make each guard fail with probability 1/N, to test deoptimisation (SEED chooses the random
     /// numbers)
     #[arg(long, value_name = "1/N[,SEED]")]
     chaos: Option<Chaos>,
-    /// With --tier full without --threshold or --chaos, or direct: when a thread is sampled, to find
-    /// what is hot: hz=N (N times in a second
-    /// of its processor time), timer=N (the same by signals of timers, as where perf_event_open is
-    /// not allowed), every=N (each Nth time that it comes to the runtime, which does not depend on
-    /// time), or real=N (N times in a second of real time, for tests)
-    #[arg(long, default_value_t = Sampling::default(), value_name = "WHEN")]
-    sample: Sampling,
-    /// Short for --sample hz=N
-    #[arg(long, value_name = "N", conflicts_with = "sample",
-          value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    sample_hz: Option<u32>,
-    /// With --tier full or direct: how a new trace races with the code that it replaces, before it is
-    /// kept: measured (the faster of the two stays), N (the same, after N rounds), off (every trace
-    /// stays), or for tests: trace, floor (the verdict is forced), swap (the race never ends)
-    #[arg(long, default_value_t = RaceMode::default(), value_name = "MODE")]
-    race: RaceMode,
-    /// Who compiles traces: 0 (the thread that needs them), 1 (a helper thread, while the program goes
-    /// on), or for tests: slow, wait (a slow one; one for which the program waits) [default: 1 where
-    /// there are two processors; 0 with options by which the result must not depend on time]
-    #[arg(long, value_name = "N")]
-    compile_threads: Option<CompileThreads>,
-    /// The most iterations of a loop, which go different ways, that one trace holds; 1: only the one that
-    /// was recorded [default: 8; 1 with --tier dynamo, --chaos or a small --threshold]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
-    iterations: Option<u32>,
     /// With --tier direct: make no traces
     #[arg(long)]
     no_traces: bool,
@@ -351,13 +299,6 @@ pub struct RunArgs {
     /// Log these stages to stderr: record, trace, opt, code, exit, syscall, signal
     #[arg(long, value_name = "STAGE,...", value_delimiter = ',')]
     log: Vec<Stage>,
-    /// Run these optimiser passes, in this order, instead of the default pipeline (`dynasour ir opt
-    /// --list` lists them)
-    #[arg(long, value_name = "PASS,...", value_delimiter = ',', value_parser = parse_trace_pass)]
-    passes: Option<Vec<String>>,
-    /// Do not run these optimiser passes
-    #[arg(long, value_name = "PASS,...", value_delimiter = ',', value_parser = parse_pass)]
-    skip_pass: Vec<String>,
     /// Compare each trace with the code that was recorded, before it is used, from some hundred states
     /// in the evaluator (about 2 ms for each trace). A trace that differs ends the program with status
     /// 70 and a report
@@ -396,25 +337,6 @@ pub struct RunArgs {
     command: Vec<OsString>,
 }
 
-/// Parses a number of bytes, with a suffix K or M.
-fn parse_size(text: &str) -> Result<usize, String> {
-    /// Bytes of the smallest cache (guess; too few do not hold the stubs and a trace).
-    const SMALLEST: usize = 16 << 10;
-    /// Bytes of the largest cache, the emitter's `cache::MAX_SIZE`.
-    const LARGEST: usize = 512 << 20;
-    let (digits, unit) = match text.trim_end_matches(['K', 'k', 'M', 'm']) {
-        digits if digits.len() == text.len() => (digits, 1),
-        digits if text.ends_with(['K', 'k']) => (digits, 1 << 10),
-        digits => (digits, 1 << 20),
-    };
-    digits
-        .parse::<usize>()
-        .ok()
-        .and_then(|n| n.checked_mul(unit))
-        .filter(|size| (SMALLEST..=LARGEST).contains(size))
-        .ok_or_else(|| "expected a size from 16K to 512M".to_string())
-}
-
 /// Parses `N` or `FIRST-LAST`.
 fn parse_range(text: &str) -> Result<RangeInclusive<u32>, String> {
     const FORM: &str = "expected N or FIRST-LAST";
@@ -426,72 +348,21 @@ fn parse_range(text: &str) -> Result<RangeInclusive<u32>, String> {
 impl RunArgs {
     /// An option that the user has given and the tier does not have.
     fn option_without_meaning(&self) -> Option<&'static str> {
-        let is_direct = self.tier == Tier::Direct;
-        let counts = self.threshold.is_some() || self.chaos.is_some();
-        let is_sampled = is_direct || self.tier == Tier::Full && !counts;
-        let given = [
-            // `direct` copies no blocks.
-            (is_direct && self.returns != Returns::Auto, "--returns"),
-            (is_direct && self.entry_check.is_some(), "--entry-check"),
-            (!is_sampled && self.sample != Sampling::default(), "--sample"),
-            (!is_sampled && self.sample_hz.is_some(), "--sample-hz"),
-            (!is_direct && self.no_traces, "--no-traces"),
-            (
-                matches!(self.tier, Tier::Interp | Tier::Copy) && self.compile_threads.is_some(),
-                "--compile-threads",
-            ),
-            (
-                matches!(self.tier, Tier::Interp | Tier::Copy) && self.iterations.is_some(),
-                "--iterations",
-            ),
-            (
-                !matches!(self.tier, Tier::Direct | Tier::Full) && self.race != RaceMode::default(),
-                "--race",
-            ),
-        ];
-        given.into_iter().find(|(is_given, _)| *is_given).map(|(_, option)| option)
+        let is_direct = self.machine.tier == Tier::Direct;
+        if !is_direct && self.no_traces {
+            return Some("--no-traces");
+        }
+        let counts = self.machine.threshold.is_some() || self.chaos.is_some();
+        self.machine.option_without_meaning(counts)
     }
 
     /// The configuration of the run that these options describe.
     pub fn into_config(self) -> RunConfig {
-        let mut child_options: Vec<OsString> = Vec::new();
-        let mut option = |name: &str, value: String| {
-            child_options.push(name.into());
-            child_options.push(value.into());
-        };
-        option("--tier", self.tier.to_string());
-        if let Some(threshold) = self.threshold {
-            option("--threshold", threshold.to_string());
-        }
-        option("--cache-size", self.cache_size.to_string());
-        if self.returns != Returns::Auto {
-            option("--returns", self.returns.to_string());
-        }
-        if let Some(check) = self.entry_check {
-            option("--entry-check", check.to_string());
-        }
-        let sampling = self.sample_hz.map_or(self.sample, Sampling::Hz);
-        if sampling != Sampling::default() {
-            option("--sample", sampling.to_string());
-        }
-        if self.race != RaceMode::default() {
-            option("--race", self.race.to_string());
-        }
-        if let Some(threads) = self.compile_threads {
-            option("--compile-threads", threads.to_string());
-        }
-        if let Some(iterations) = self.iterations {
-            option("--iterations", iterations.to_string());
-        }
-        option("--policy", self.policy.name().to_string());
+        let (machine, traces) = (&self.machine, &self.traces);
+        let mut child_options = machine.options();
+        child_options.extend(traces.options());
         if let Some(chaos) = self.chaos {
-            option("--chaos", chaos.to_string());
-        }
-        if let Some(passes) = &self.passes {
-            option("--passes", passes.join(","));
-        }
-        if !self.skip_pass.is_empty() {
-            option("--skip-pass", self.skip_pass.join(","));
+            child_options.extend(["--chaos".into(), chaos.to_string().into()]);
         }
         if self.no_traces {
             child_options.push("--no-traces".into());
@@ -538,21 +409,21 @@ impl RunArgs {
         }
         let mut command = self.command.into_iter();
         RunConfig {
-            tier: self.tier,
-            threshold: self.threshold,
-            cache_size: self.cache_size,
-            returns: self.returns,
-            entry_check: self.entry_check,
-            placement: self.policy,
+            tier: machine.tier,
+            threshold: machine.threshold,
+            cache_size: machine.cache_size,
+            returns: machine.returns,
+            entry_check: machine.entry_check,
+            placement: traces.policy,
             chaos: self.chaos,
-            sampling,
-            race: self.race,
-            compile_threads: self.compile_threads,
-            iterations: self.iterations,
-            traces_in_place: self.tier == Tier::Direct && !self.no_traces,
+            sampling: machine.sampling(),
+            race: machine.race,
+            compile_threads: machine.compile_threads,
+            iterations: machine.iterations,
+            traces_in_place: machine.tier == Tier::Direct && !self.no_traces,
             log: self.log.into_iter().collect::<BTreeSet<_>>(),
-            passes: self.passes,
-            skip_passes: self.skip_pass,
+            passes: traces.passes.clone(),
+            skip_passes: traces.skip_pass.clone(),
             verify_traces: self.verify_traces,
             prove_traces: self.prove_traces,
             only_traces: self.only_trace,
@@ -579,13 +450,7 @@ mod tests {
     use std::ffi::OsStr;
 
     #[test]
-    fn sizes_and_ranges() {
-        assert_eq!(parse_size("64K"), Ok(64 << 10));
-        assert_eq!(parse_size("65536"), Ok(65536));
-        assert_eq!(parse_size("512M"), Ok(512 << 20));
-        for bad in ["", "K", "1", "513M", "64KB", "-1", "99999999999999999999M"] {
-            assert!(parse_size(bad).is_err(), "{bad}");
-        }
+    fn ranges() {
         assert_eq!(parse_range("3"), Ok(3..=3));
         assert_eq!(parse_range("3-9"), Ok(3..=9));
         assert!(parse_range("9-3").is_err());

@@ -9,8 +9,9 @@
 //!
 //! Example: `--tier direct --cache-size 67108864 --argv0=ls -- /bin/ls -l`.
 
-use super::{RunArgs, parse_size};
-use dynasour_runtime::config::{RaceMode, Returns, Sampling, Tier, placement};
+use super::RunArgs;
+use super::machine::{MachineArgs, TraceArgs, parse_size};
+use dynasour_runtime::config::placement;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
@@ -42,11 +43,11 @@ pub fn parse(line: &[OsString]) -> Option<RunArgs> {
                 .filter(|next| !next.as_bytes().starts_with(b"-"))
         })?;
         match name {
-            b"tier" => args.tier = parsed(value)?,
-            b"cache-size" => args.cache_size = parse_size(value.to_str()?).ok()?,
-            b"policy" => args.policy = placement::placement(value.to_str()?).ok()?,
-            b"sample" => args.sample = parsed(value)?,
-            b"race" => args.race = parsed(value)?,
+            b"tier" => args.machine.tier = parsed(value)?,
+            b"cache-size" => args.machine.cache_size = parse_size(value.to_str()?).ok()?,
+            b"policy" => args.traces.policy = placement::placement(value.to_str()?).ok()?,
+            b"sample" => args.machine.sample = parsed(value)?,
+            b"race" => args.machine.race = parsed(value)?,
             b"argv0" => args.argv0 = Some(value.to_owned()),
             b"seccomp" => args.seccomp = Some(parsed(value)?),
             b"address-space" => args.address_space = Some(parsed(value)?),
@@ -63,26 +64,15 @@ fn parsed<T: FromStr>(value: &OsStr) -> Option<T> {
 /// What `run` does without options.
 fn defaults(command: &[OsString]) -> RunArgs {
     RunArgs {
-        tier: Tier::default(),
-        threshold: None,
-        cache_size: super::DEFAULT_CACHE,
-        returns: Returns::Auto,
-        entry_check: None,
-        policy: placement::DEFAULT,
+        machine: MachineArgs::new(),
+        traces: TraceArgs::new(),
         chaos: None,
-        sample: Sampling::default(),
-        sample_hz: None,
-        race: RaceMode::default(),
-        compile_threads: None,
-        iterations: None,
         no_traces: false,
         stats: false,
         stats_json: None,
         timeline: false,
         perf_map: false,
         log: Vec::new(),
-        passes: None,
-        skip_pass: Vec::new(),
         verify_traces: false,
         prove_traces: false,
         only_trace: None,
