@@ -17,7 +17,7 @@ use crate::dispatch::{self, Dispatcher, Machine};
 use crate::interp;
 use crate::kernel::entry::{call_stubs, in_place};
 use crate::kernel::process::{self, exec::Follow};
-use crate::kernel::process::{Config, Inherited, System};
+use crate::kernel::process::{Config, Inherited, Reports, System};
 use crate::kernel::signal::FaultHooks;
 use crate::observe::profile;
 use dynasour_guest::ThreadContext;
@@ -98,10 +98,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
             follow: config.follow.then(|| follow(config)),
             brk: loaded.brk.clone(),
             stack: loaded.stack.clone(),
-            reports: config.stats
-                || config.stats_json.is_some()
-                || config.count.is_some()
-                || config.perf_map,
+            reports: reports(config),
             seccomp: config.seccomp,
             address_space: config.address_space,
             pages,
@@ -127,6 +124,16 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     let ending = dispatcher.run(context, &mut system);
     system.leave();
     ending.finish()
+}
+
+/// What the guest's process reports at its end.
+fn reports(config: &RunConfig) -> Reports {
+    let writes_files = config.stats_json.is_some() || config.count.is_some() || config.perf_map;
+    match config.stats {
+        true => Reports::Text,
+        false if writes_files => Reports::Files,
+        false => Reports::Nothing,
+    }
 }
 
 /// The configuration with a tier that this kernel allows.

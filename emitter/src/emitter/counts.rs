@@ -16,6 +16,13 @@ impl Emitter {
         self.counting.is_some()
     }
 
+    /// Continues the counts of the emitter that this one replaces. Has made no fragment yet.
+    pub fn continue_counts(&mut self, before: &Emitter) {
+        if let (Some(counting), Some(before)) = (&mut self.counting, &before.counting) {
+            counting.continue_from(before);
+        }
+    }
+
     /// The count in a word; 0 if nothing is counted.
     pub fn count(&self, word: Word) -> u64 {
         self.counting.as_ref().map_or(0, |c| c.get(word))

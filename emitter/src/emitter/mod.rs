@@ -279,7 +279,9 @@ impl Emitter {
     /// All memory of the emitter's: the guest must not map over it.
     pub fn memory(&self) -> Vec<std::ops::Range<u64>> {
         let tables = self.indirect.memory();
-        self.cache.memory().into_iter().chain(tables).chain(self.blocks.memory()).collect()
+        let counts = self.counting.iter().map(Counting::memory);
+        let fragments = self.cache.memory().into_iter().chain(tables).chain(counts);
+        fragments.chain(self.blocks.memory()).collect()
     }
 
     /// All fragments since the last flush, by id.

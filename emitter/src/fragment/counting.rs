@@ -145,6 +145,18 @@ impl Counting {
         Some(Counting { words: Words::new(cache, WORDS)?, used: 0 })
     }
 
+    /// Takes over the counts of an emitter that this one replaces: its words keep their numbers. To be called
+    /// before any word is given out.
+    pub fn continue_from(&mut self, before: &Counting) {
+        (0..before.used).for_each(|n| self.words.set(n, before.words.get(n)));
+        self.used = before.used;
+    }
+
+    /// The addresses of the words.
+    pub fn memory(&self) -> Range<u64> {
+        self.words.range()
+    }
+
     /// Words for a fragment with this number of sites; none if too few words are left.
     pub fn run(&mut self, sites: usize) -> Option<Run> {
         let first = self.used;

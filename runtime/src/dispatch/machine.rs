@@ -345,7 +345,7 @@ impl Machine {
         if let Some(place) = self.native.give_way(range) {
             return Some(Moved { from: vec![place], to: Vec::new() });
         }
-        if !self.fragments()?.can_move_out_of(range) {
+        if !self.fragments()?.is_in(range) {
             return None;
         }
         let none = self.leave_direct(own);

@@ -83,6 +83,7 @@ impl Mode {
                 "tiny-full",
                 "--tier full --threshold 5 --entry-check loop --cache-size 131072",
             ),
+            Mode::new("counted", "--tier full --threshold 20 --count /dev/null --count-detail"),
             Mode::new("threshold-1", "--tier dynamo --threshold 1"),
             Mode::new("chaos-all", "--tier dynamo --threshold 2 --chaos 1/1"),
             Mode::new("chaos-7", &format!("--tier dynamo --threshold 2 --chaos 1/7,{seed}")),

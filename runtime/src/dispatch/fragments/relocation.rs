@@ -8,7 +8,7 @@
 //! Data: none of its own; it replaces the emitter of [`Fragments`]. The caller holds the lock of
 //! the fragments. Invariant: every thread is outside the cache when the emitter is replaced.
 //!
-//! Example: the guest maps 16 MiB at 0x2000_0000, where the code cache lies. `can_move_out_of` says
+//! Example: the guest maps 16 MiB at 0x2000_0000, where the code cache lies. `is_in` says
 //! yes; the caller retires everything and waits; `move_out_of` returns the old and the new ranges,
 //! and the guest's mapping takes the old one.
 
@@ -36,15 +36,10 @@ pub fn emitter(mut config: Config) -> Result<Emitter, EmitError> {
 }
 
 impl Fragments {
-    /// Is memory of the emitter's in `range`, and may it move? In a counting run it may not, since
-    /// the counts would be lost.
-    pub fn can_move_out_of(&self, range: &Range<u64>) -> bool {
-        !self.emitter.is_counting()
-            && self
-                .emitter
-                .memory()
-                .iter()
-                .any(|own| own.start < range.end && range.start < own.end)
+    /// Is memory of the emitter's in `range`?
+    pub fn is_in(&self, range: &Range<u64>) -> bool {
+        let memory = self.emitter.memory();
+        memory.iter().any(|own| own.start < range.end && range.start < own.end)
     }
 
     /// Replaces the emitter by a new one with no memory in `range`. The caller calls this instead
@@ -52,13 +47,15 @@ impl Fragments {
     /// cache.
     ///
     /// # Errors
-    /// There is no memory. Then everything is as after [`Fragments::clear`].
+    /// There is no memory, for code or for what a counting run counts. Then everything is as after
+    /// [`Fragments::clear`].
     pub fn move_out_of(&mut self, range: &Range<u64>) -> Result<Moved, FragmentError> {
         let cache = self.cache();
         let cache_size = (cache.end - cache.start) as usize;
         let indirect = self.emitter.indirect();
         let (rates, entry_check) = (indirect.rates().is_some(), Some(indirect.entry_check()));
         let returns = self.emitter.wanted_returns();
+        let count = self.emitter.is_counting();
         let names_transfers = self.emitter.will_name_transfers();
         let fresh = {
             // The new emitter must not take memory in `range`.
@@ -68,19 +65,24 @@ impl Fragments {
                 rates,
                 returns,
                 entry_check,
-                count: false,
+                count,
                 names_transfers,
                 // Direct execution ends before its addresses are given up.
                 way_out: None,
             })
         };
-        let fresh = match fresh {
+        let fresh = fresh.map_err(FragmentError::from).and_then(|fresh| {
+            if fresh.is_counting() == count { Ok(fresh) } else { Err(FragmentError::Counters) }
+        });
+        let mut fresh = match fresh {
             Ok(fresh) => fresh,
             Err(error) => {
                 self.clear();
-                return Err(error.into());
+                return Err(error);
             }
         };
+        self.close_ledger();
+        fresh.continue_counts(&self.emitter);
         self.stats = self.statistics();
         let from = self.emitter.memory();
         *self.emitter = fresh;

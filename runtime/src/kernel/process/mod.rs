@@ -47,6 +47,7 @@ pub(crate) mod thread;
 pub(crate) use companion::CompanionSeat;
 pub use death::Death;
 pub(crate) use identity::assume as assume_identity;
+pub use report::Reports;
 pub(crate) use shared::{InCommon, Process};
 pub(crate) use system::Done;
 pub use system::{Config, Engine, Inherited, Moved, Outcome, Registers, Segments, System};

@@ -4,7 +4,7 @@
 //! Programs close their standard error before they end (coreutils do). So the report goes to a
 //! duplicate of the descriptor that the process began with. The guest does not see the duplicate:
 //! closing its number fails with EBADF, and a `dup2` onto its number moves it to another one. A
-//! process that has nothing to report has no such descriptor, and neither have its children.
+//! process that reports nothing, or files only, has no such descriptor, and neither have its children.
 //!
 //! Data: [`Report`], behind the lock of `Process::report`; processes that share descriptors share
 //! it. The lock is not held during the guest's own call.
@@ -19,6 +19,18 @@ use crate::kernel::entry::{self, Call};
 /// numbers; a number within their reach would be skipped.
 const LOWEST: u64 = 200;
 
+/// What a process reports when it ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reports {
+    /// Nothing.
+    Nothing,
+    /// Files, which are opened at the end. That they cannot be written is not said, because the guest's
+    /// standard error may be anything then; so who asks for files tries to open them before.
+    Files,
+    /// Text on the standard error that the process began with, and perhaps files.
+    Text,
+}
+
 /// The descriptor for the report of one process.
 #[derive(Debug)]
 pub(crate) struct Report {
@@ -26,13 +38,17 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Duplicates the present standard error. If it is closed, there is no descriptor for the
-    /// report.
-    pub(crate) fn new() -> Report {
-        Report { fd: duplicate(libc::STDERR_FILENO) }
+    /// Duplicates the present standard error, if text is reported. If it is closed, there is no
+    /// descriptor for the report.
+    pub(crate) fn new(reports: Reports) -> Option<Report> {
+        match reports {
+            Reports::Nothing => None,
+            Reports::Files => Some(Report { fd: -1 }),
+            Reports::Text => Some(Report { fd: duplicate(libc::STDERR_FILENO) }),
+        }
     }
 
-    /// The descriptor; negative if standard error was closed at the start.
+    /// The descriptor; negative if there is none.
     pub(crate) fn descriptor(&self) -> i32 {
         self.fd
     }
@@ -150,7 +166,7 @@ mod tests {
     fn the_guest_can_neither_close_nor_meet_it() {
         let status = in_child(|| {
             let mut m = Machine::start();
-            *m.system.process.report() = Some(Report::new());
+            *m.system.process.report() = Report::new(Reports::Text);
             let own = m.system.report_to().expect("a report");
             let fd = own as u64;
             let bad = -i64::from(libc::EBADF);
@@ -178,7 +194,7 @@ mod tests {
     fn only_its_own_certain_death_is_announced() {
         let status = in_child(|| {
             let m = Machine::start();
-            *m.system.process.report() = Some(Report::new());
+            *m.system.process.report() = Report::new(Reports::Text);
             let own = u64::from(std::process::id());
             let ends =
                 |m: &Machine, nr, args: &[u64]| m.system.is_own_end(nr, &Call::new(nr, args));

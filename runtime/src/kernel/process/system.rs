@@ -24,7 +24,7 @@ use dynasour_guest::space::Brk;
 use super::exec::{Arguments, Follow};
 use super::limits::Limit;
 use super::memory::Memory;
-use super::report::Report;
+use super::report::{Report, Reports};
 use super::seccomp::{Dispatch, Seccomp};
 use super::{CompanionSeat, InCommon, Process, ThreadBody};
 use crate::changes::{Code, CodePages};
@@ -166,8 +166,8 @@ pub struct Config {
     pub brk: Brk,
     /// The first thread's stack.
     pub stack: Range<u64>,
-    /// Whether the process makes a report when it ends.
-    pub reports: bool,
+    /// What the process reports when it ends.
+    pub reports: Reports,
     /// The descriptor of a file with the filters of system calls that the guest inherits.
     pub seccomp: Option<i32>,
     /// The guest's limit of the address space, if it differs from the kernel's.
@@ -185,7 +185,7 @@ impl Config {
             follow: None,
             brk,
             stack: 0..0,
-            reports: false,
+            reports: Reports::Nothing,
             seccomp: None,
             address_space: None,
             pages: Arc::default(),
@@ -255,7 +255,7 @@ pub struct System {
 impl System {
     /// The state of the first thread of a new guest process.
     pub fn new(inherited: Inherited, config: Config) -> System {
-        let report = config.reports.then(Report::new);
+        let report = Report::new(config.reports);
         let memory = Memory::new(config.brk, config.stack);
         let limit = config.address_space;
         System {
@@ -285,7 +285,8 @@ impl System {
         }
     }
 
-    /// The descriptor for the report of this process, if it has to make one.
+    /// The descriptor for the report of this process, negative if only files are reported; none if it has to
+    /// make no report.
     pub fn report_to(&self) -> Option<i32> {
         if !self.process.is_first() {
             return None;
