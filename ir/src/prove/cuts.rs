@@ -11,6 +11,7 @@
 
 use super::facts::{Facts, Known};
 use super::frame::{Frame, Stuck};
+use super::relations::Relation;
 use super::simulate::Proof;
 use super::spec::Spec;
 use super::term::{MemoryNode, Node, Symbol, Term};
@@ -23,6 +24,8 @@ pub struct Cut {
     pub first: Option<(Frame, Facts, Spec)>,
     /// The invariants: what memory holds at each arrival.
     pub known: Vec<Known>,
+    /// The parameters that are made of others at each arrival.
+    pub relations: Vec<Relation>,
 }
 
 impl Proof<'_> {
@@ -61,7 +64,10 @@ impl Proof<'_> {
             };
             known.push(Known { address, bytes, value });
         }
+        let mut relations = Relation::suggested(self.version, head);
+        relations.retain(|relation| self.relates(*relation, &frame, &facts));
         let cut = self.cuts.get_mut(&head).ok_or("a head that is none")?;
+        cut.relations = Relation::independent(relations);
         cut.known = known;
         cut.first = Some((frame, facts, spec));
         self.again = true;
@@ -99,9 +105,19 @@ impl Proof<'_> {
         let before = known.len();
         let kept: Vec<Known> =
             known.into_iter().filter(|known| self.holds(head, *known, frame, facts)).collect();
-        let less = kept.len() < before;
-        self.cuts.get_mut(&head).ok_or("a head that is none")?.known = kept;
+        let mut relations = self.cuts[&head].relations.clone();
+        let (before, all) = (before + relations.len(), kept.len());
+        relations.retain(|relation| self.relates(*relation, frame, facts));
+        let less = all + relations.len() < before;
+        let cut = self.cuts.get_mut(&head).ok_or("a head that is none")?;
+        (cut.known, cut.relations) = (kept, relations);
         Ok(less)
+    }
+
+    /// Does a relation hold for these arguments of a head?
+    fn relates(&mut self, relation: Relation, frame: &Frame, facts: &Facts) -> bool {
+        let sides = relation.sides(&mut self.world.terms, frame);
+        sides.is_some_and(|(one, two)| one == two || self.world.equal(facts, one, two))
     }
 
     /// Does memory hold what it is to hold, with these parameters of the head?

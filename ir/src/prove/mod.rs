@@ -25,7 +25,7 @@
 //! | [`spec`] | what is right: `base`, or another trace |
 //! | [`questions`], [`mod@solver`], `z3` | what has to be asked |
 //! | [`search`] | where what is right passes a state |
-//! | [`simulate`], [`cuts`] | the proof; what is known at the heads of loops |
+//! | [`simulate`], [`cuts`], [`relations`] | the proof; what is known at the heads of loops |
 //! | [`code`], [`code_cuts`] | machine code against its version; its loops |
 //! | [`refute`] | counterexamples |
 //!
@@ -46,6 +46,7 @@ mod frame;
 mod normal;
 mod questions;
 mod refute;
+mod relations;
 #[cfg(all(test, feature = "prove"))]
 mod rules;
 mod search;

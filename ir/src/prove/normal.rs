@@ -18,6 +18,24 @@ use smallvec::{SmallVec, smallvec};
 /// How deep the low bits of sums and products are normalised (guess; what is deeper is left to the solver).
 const DEEPEST: u32 = 64;
 
+/// The operands of an operation of bits that are put in order together (guess: more take time in long chains, and
+/// only chains that are grouped differently need it).
+const MOST_JOINED: usize = 16;
+
+type Parts = SmallVec<[Term; 4]>;
+
+/// Removes pairs of equal terms from a sorted list.
+fn cancel(parts: &mut Parts) {
+    let mut kept = Parts::new();
+    for part in parts.drain(..) {
+        match kept.last() == Some(&part) {
+            true => drop(kept.pop()),
+            false => kept.push(part),
+        }
+    }
+    *parts = kept;
+}
+
 impl Terms {
     /// The bits from `low` on.
     pub fn slice(&mut self, of: Term, low: u32, bits: u32) -> Term {
@@ -282,6 +300,9 @@ impl Terms {
                 Node::Pure(Op::Zext(from), _, inner) => self.plain(Op::Zext(from), ty, &inner),
                 _ => self.plain(op, ty, args),
             },
+            Op::Insert8Low if one(self, 0).is_some_and(|c| c <= 0xff) => {
+                self.pure(Op::Zext(Ty::I8), ty, &args[1..])
+            }
             Op::Trunc => self.slice(args[0], 0, bits),
             Op::Eq => self.equal(args[0], args[1]),
             Op::Ne => {
@@ -338,28 +359,57 @@ impl Terms {
         self.plain(op, ty, &[args[0].min(args[1]), args[0].max(args[1])])
     }
 
+    /// What an operation of bits joins, in one order: `a ^ (b ^ a)` is `b`.
     fn bitwise(&mut self, op: Op, ty: Ty, args: &[Term]) -> Term {
-        let [a, b] = [args[0], args[1]];
-        if a == b {
-            return if op == Op::Xor { self.number(0, ty.bits()) } else { a };
+        let neutral = if op == Op::And { ty.mask() } else { 0 };
+        let (mut constant, mut parts) = (neutral, Parts::new());
+        for part in self.joined(op, ty, args) {
+            match self.constant(part) {
+                Some(c) => constant = semantics::eval(op, ty, &[constant, c]),
+                None => parts.push(part),
+            }
         }
-        let (constant, other) = match (self.constant(a), self.constant(b)) {
-            (Some(c), _) => (Some(c), b),
-            (_, c) => (c, a),
+        parts.sort();
+        match op {
+            Op::Xor => cancel(&mut parts),
+            _ => parts.dedup(),
+        }
+        let Some((first, others)) = parts.split_first() else {
+            return self.number(constant, ty.bits());
         };
+        let other = others.iter().fold(*first, |all, part| self.commutative(op, ty, &[all, *part]));
         match (op, constant) {
-            (Op::And, Some(0)) => self.number(0, ty.bits()),
-            (Op::And, Some(c)) if c == ty.mask() => other,
-            (Op::Or, Some(c)) if c == ty.mask() => self.number(c, ty.bits()),
-            (Op::Or | Op::Xor, Some(0)) => other,
-            (Op::Xor, Some(c)) if c == ty.mask() => self.pure(Op::Not, ty, &[other]),
-            (Op::And, Some(c @ (0xff | 0xffff | 0xffff_ffff))) => {
+            (_, c) if c == neutral => other,
+            (Op::And, 0) => self.number(0, ty.bits()),
+            (Op::Or, c) if c == ty.mask() => self.number(c, ty.bits()),
+            (Op::Xor, c) if c == ty.mask() => self.pure(Op::Not, ty, &[other]),
+            (Op::And, c @ (0xff | 0xffff | 0xffff_ffff)) => {
                 let width = 64 - c.leading_zeros();
                 let low = self.slice(other, 0, width);
                 self.pure(Op::Zext(int(width).unwrap_or(Ty::I32)), ty, &[low])
             }
-            _ => self.commutative(op, ty, args),
+            (_, c) => {
+                let c = self.number(c, ty.bits());
+                self.commutative(op, ty, &[other, c])
+            }
         }
+    }
+
+    /// What an operation of bits joins, those joined before included; its operands as they are, if that is much.
+    fn joined(&self, op: Op, ty: Ty, args: &[Term]) -> Parts {
+        let (mut work, mut parts) = (Parts::from_slice(args), Parts::new());
+        while let Some(part) = work.pop() {
+            match self.node(part) {
+                Node::Pure(of, wide, inner) if (*of, *wide) == (op, ty) => {
+                    work.extend_from_slice(inner)
+                }
+                _ => parts.push(part),
+            }
+            if work.len() + parts.len() > MOST_JOINED {
+                return Parts::from_slice(args);
+            }
+        }
+        parts
     }
 
     /// A condition of flags: a comparison where there is one.

@@ -14,7 +14,7 @@ use super::questions::Questions;
 use super::refute::refute;
 use super::solver::Solver;
 use super::spec::{Reference, Spec};
-use super::term::{MemoryNode, Symbol, Terms};
+use super::term::{MemoryNode, Node, Symbol, Terms};
 use crate::eval::check::Code;
 use crate::op::Op;
 use crate::reach::Cfg;
@@ -251,9 +251,8 @@ impl Proof<'_> {
         let number = head.0 + 1;
         let cut = &self.cuts[&head];
         let Some((mut frame, facts, right)) = cut.first.clone() else { return Ok(()) };
-        let mut known = cut.known.clone();
+        let (mut known, relations) = (cut.known.clone(), cut.relations.clone());
         known.extend(self.monitored());
-        self.world.contents.initial.insert(number, known);
         frame.memory = self.world.terms.memory(MemoryNode::Initial(number));
         frame.in_place = self.world.terms.initial_in_place(number);
         frame.loads = frame.in_place;
@@ -261,6 +260,15 @@ impl Proof<'_> {
             let bits = version.ty(*param).bits();
             frame.values[param.index()] = Some(self.world.terms.symbol(Symbol::Head(*param), bits));
         }
+        for relation in relations {
+            relation.establish(&mut self.world.terms, &mut frame);
+        }
+        for known in &mut known {
+            if let Node::Symbol(Symbol::Head(value)) = *self.world.terms.node(known.value) {
+                known.value = frame.values[value.index()].unwrap_or(known.value);
+            }
+        }
+        self.world.contents.initial.insert(number, known);
         let (poll, anchor) = safe_point(version, head)?;
         let mut facts = facts;
         for inst in &version.blocks[head.index()].insts[..poll] {
