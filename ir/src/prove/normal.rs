@@ -197,7 +197,16 @@ impl Terms {
         let zero = self.number(0, bits);
         let without = self.sum((difference, 1), (zero, 0), offset.wrapping_neg());
         let side = self.sum((without, factor), (zero, 0), 0);
-        let constant = self.number(offset.wrapping_neg().wrapping_mul(factor), bits);
+        let value = offset.wrapping_neg().wrapping_mul(factor) & mask(bits);
+        if let Node::Pure(Op::Zext(from), _, inner) = self.node(side) {
+            let (inner, width) = (inner[0], from.bits());
+            if value > mask(width) {
+                return self.truth(false);
+            }
+            let value = self.number(value, width);
+            return self.equal(inner, value);
+        }
+        let constant = self.number(value, bits);
         let ty = int(bits).unwrap_or(Ty::I64);
         self.intern(Node::Pure(Op::Eq, ty, smallvec![side, constant]), 1)
     }
