@@ -126,6 +126,7 @@ pub fn prove_code<'a>(
         contents: Contents::default(),
         questions: Questions::new(solver, since + limits.time),
         private: version.context.private_memory(),
+        fetches: false,
         executed: FxHashMap::default(),
         tables,
     };

@@ -16,8 +16,9 @@ use super::questions::Questions;
 use super::term::{App, AppNode, InPlace, Memory, MemoryNode, Symbol, Term, Terms};
 use crate::eval::natives::STORED;
 use crate::op::{ArgTy, Op};
+use crate::origin::OriginKind;
 use crate::reach::may_fault;
-use crate::types::{AnchorId, BlockId, Gpr, Loc, Operand, Ty};
+use crate::types::{AnchorId, BlockId, Gpr, Loc, Operand, Ty, Value};
 use crate::validate::Tables;
 use crate::version::{Effects, Fact, Inst, Mem, Segment, Version};
 use rustc_hash::FxHashMap;
@@ -30,6 +31,8 @@ const PUT: u64 = 0x200;
 /// Accesses that another thread may see, or whose memory it may have changed.
 const LOAD: u64 = 3;
 const STORE: u64 = 4;
+/// A read of guest code by a guard that compares it with what was recorded.
+const FETCH: u64 = 5;
 /// The position of a native's flags among its results.
 const FLAGS: u32 = 1 << 15;
 
@@ -98,6 +101,8 @@ pub struct World<'a> {
     /// Does no other thread write memory? If one may, what is loaded is anything, unless it was stored here,
     /// and the order of accesses counts.
     pub private: bool,
+    /// Are guards that read guest code told from other accesses? Those of machine code cannot be.
+    pub fetches: bool,
     /// The natives that the version that is proven has executed, by their pc.
     pub executed: FxHashMap<u64, Vec<App>>,
     /// Of the machine code that is proven.
@@ -277,6 +282,18 @@ impl World<'_> {
                 let value = self.read(facts, frame.memory, address, bytes);
                 match self.private || !self.questions.has_loads(&self.terms, value) {
                     true => value,
+                    // The processor reads the code, too. What is found there says nothing about what other
+                    // accesses find.
+                    false if self.fetches && is_fetch(version, inst) => {
+                        let node = AppNode {
+                            ip: FETCH,
+                            inputs: vec![address],
+                            in_place: Some(frame.loads),
+                            memory: None,
+                        };
+                        let app = self.execution(facts, node, side);
+                        self.terms.output(app, 0, 8 * bytes)
+                    }
                     false => {
                         let app = self.seen_by_others(frame, facts, LOAD, vec![address], side);
                         self.terms.output(app, 0, 8 * bytes)
@@ -584,4 +601,22 @@ fn loc_number(loc: Loc) -> u64 {
         Loc::Mask(n) => 16 + u64::from(n),
         Loc::Vec(n) => 32 + u64::from(n),
     }
+}
+
+/// Does a guard compare what this instruction loads with guest code that was recorded?
+fn is_fetch(version: &Version, load: &Inst) -> bool {
+    let insts = || version.blocks.iter().flat_map(|block| &block.insts);
+    let uses = |inst: &Inst, def: Option<Value>| {
+        inst.args.iter().any(|arg| arg.as_value().is_some() && arg.as_value() == def)
+    };
+    let is_about_code = |inst: &Inst| {
+        let mut origins = inst.origins.iter().peekable();
+        inst.op == Op::Assume
+            && origins.peek().is_some()
+            && origins.all(|o| o.kind == OriginKind::Code)
+    };
+    let compares = |inst: &Inst| inst.op == Op::Eq && uses(inst, load.def());
+    insts()
+        .filter(|inst| compares(inst))
+        .any(|eq| insts().any(|assume| is_about_code(assume) && uses(assume, eq.def())))
 }

@@ -120,6 +120,7 @@ pub fn prove<'a>(claim: Claim<'a>, solver: &'a mut dyn Solver, limits: Limits) -
         contents,
         questions: Questions::new(solver, since + limits.time),
         private: claim.version.context.private_memory(),
+        fetches: true,
         executed: FxHashMap::default(),
         tables: Tables::default(),
     };

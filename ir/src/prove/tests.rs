@@ -600,3 +600,42 @@ fn a_term_is_made_once() {
     assert_eq!(terms.equal(left, nine), terms.equal(rax, four));
     assert!(matches!(terms.node(left), Node::Sum(..)));
 }
+
+/// A trace among other threads that compares its code first reads nothing that `base` does not read, as far as others
+/// can tell; a further read of data is seen.
+#[test]
+fn guards_of_code_are_no_accesses() {
+    let attempt = |read: &str, origin: &str| {
+        let text = format!(
+            "region 0x1000 {{
+  version base {{
+    b0:
+      at 0x1000
+      v0 = get.i64 rdi
+      v1 = load.i64 [v0]
+      put.i64 rax, v1
+      goto 0x1003
+  }}
+  version t1 {{
+    anchor a0 = base.0x1000 []
+    anchor a1 = base.0x1003 [rax = v2]
+    b0(v0: i64 = rdi):
+      v1 = load.i16 [{read}] !a0
+      v3 = eq.i16 v1, 0x8b48
+      assume v3 else a0 {origin}
+      v2 = load.i64 [v0] !a0
+      exit a1
+  }}
+}}
+"
+        );
+        let file = crate::text::file(&text).unwrap_or_else(|e| panic!("{e}"));
+        let [base, trace] = [0, 1].map(|i| &file.regions[0].versions[i]);
+        let mut program = std::collections::BTreeMap::from([(0x1000, base.clone())]);
+        let claim = Claim { right: Right::Program(&mut program), version: trace, constants: &[] };
+        prove(claim, &mut Nobody, Limits::default()).verdict
+    };
+    assert_eq!(attempt("0x1000", "from code 0x1000 step 0"), Verdict::Proven);
+    assert_ne!(attempt("0x1000", "from memory 0x1000 step 0"), Verdict::Proven);
+    assert_ne!(attempt("0x1000", ""), Verdict::Proven);
+}
