@@ -23,6 +23,7 @@ use super::questions::Questions;
 use super::simulate::{Limits, Outcome, Verdict};
 use super::solver::Solver;
 use super::spec::{Reference, Spec};
+use super::stopwatch::Stopwatch;
 use super::term::{MemoryNode, Symbol, Term, Terms};
 use crate::op::Op;
 use crate::reach::may_fault;
@@ -31,7 +32,6 @@ use crate::validate::Lowered;
 use crate::version::{GuestTerm, Inst, Segment, Term as End, Version};
 use rustc_hash::FxHashMap;
 use std::rc::Rc;
-use std::time::Instant;
 
 /// A word of the context at entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -113,7 +113,7 @@ pub fn prove_code<'a>(
     solver: &'a mut dyn Solver,
     limits: Limits,
 ) -> Outcome {
-    let since = Instant::now();
+    let since = Stopwatch::start();
     let tables = code.tables();
     let mut places: Vec<Place> = (0..Loc::SSA_COUNT).map(Place::Register).collect();
     let words = code.words().into_iter().map(|(address, _)| address);
@@ -124,7 +124,7 @@ pub fn prove_code<'a>(
     let world = World {
         terms: Terms::default(),
         contents: Contents::default(),
-        questions: Questions::new(solver, since + limits.time),
+        questions: Questions::new(solver, since, limits.time),
         private: version.context.private_memory(),
         fetches: false,
         executed: FxHashMap::default(),

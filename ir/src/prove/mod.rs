@@ -24,6 +24,7 @@
 //! | [`frame`], [`equal`] | execution on terms; what has to be equal |
 //! | [`spec`] | what is right: `base`, or another trace |
 //! | [`questions`], [`mod@solver`], `z3` | what has to be asked |
+//! | [`stopwatch`] | how long it takes |
 //! | [`search`] | where what is right passes a state |
 //! | [`simulate`], [`cuts`], [`relations`] | the proof; what is known at the heads of loops |
 //! | [`code`], [`code_cuts`] | machine code against its version; its loops |
@@ -53,6 +54,7 @@ mod search;
 mod simulate;
 mod solver;
 mod spec;
+mod stopwatch;
 mod term;
 #[cfg(test)]
 mod tests;

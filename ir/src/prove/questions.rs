@@ -10,10 +10,11 @@
 
 use super::facts::Facts;
 use super::solver::{Answer, Depth, Solver, State};
+use super::stopwatch::Stopwatch;
 use super::term::{Memory, MemoryNode, Node, Term, Terms};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::Duration;
 
 /// How often facts are added that share a value with those found (guess).
 const ROUNDS: u32 = 3;
@@ -28,7 +29,8 @@ const MOST_SUSPECTS: usize = 4;
 /// The questions of a proof.
 pub struct Questions<'a> {
     solver: &'a mut dyn Solver,
-    until: Instant,
+    since: Stopwatch,
+    limit: Duration,
     /// True whatever the facts are.
     proven: FxHashSet<Term>,
     /// Not shown with this many facts.
@@ -45,10 +47,11 @@ pub struct Questions<'a> {
 
 impl<'a> Questions<'a> {
     /// None yet.
-    pub fn new(solver: &'a mut dyn Solver, until: Instant) -> Questions<'a> {
+    pub fn new(solver: &'a mut dyn Solver, since: Stopwatch, limit: Duration) -> Questions<'a> {
         Questions {
             solver,
-            until,
+            since,
+            limit,
             proven: FxHashSet::default(),
             open: FxHashMap::default(),
             leaves: FxHashMap::default(),
@@ -61,7 +64,7 @@ impl<'a> Questions<'a> {
 
     /// Is the time up?
     pub fn is_late(&mut self) -> bool {
-        self.late |= Instant::now() > self.until;
+        self.late |= self.since.elapsed() > self.limit;
         self.late
     }
 

@@ -14,6 +14,7 @@ use super::questions::Questions;
 use super::refute::refute;
 use super::solver::Solver;
 use super::spec::{Reference, Spec};
+use super::stopwatch::Stopwatch;
 use super::term::{MemoryNode, Node, Symbol, Terms};
 use crate::eval::check::Code;
 use crate::op::Op;
@@ -23,7 +24,7 @@ use crate::types::{AnchorId, BlockId, Loc, Operand, Ty};
 use crate::validate::Tables;
 use crate::version::{Fact, Term as End, Version};
 use rustc_hash::FxHashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What is to be proven.
 pub struct Claim<'a> {
@@ -46,7 +47,7 @@ pub enum Right<'a> {
 /// When a proof is given up.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// After this time.
+    /// After this processor time.
     pub time: Duration,
 }
 
@@ -84,7 +85,7 @@ pub struct Outcome {
     pub states: u64,
     /// Questions to the solver.
     pub questions: u64,
-    /// Time.
+    /// Processor time.
     pub time: Duration,
 }
 
@@ -113,12 +114,12 @@ struct Way {
 
 /// Tries to prove a claim.
 pub fn prove<'a>(claim: Claim<'a>, solver: &'a mut dyn Solver, limits: Limits) -> Outcome {
-    let since = Instant::now();
+    let since = Stopwatch::start();
     let contents = Contents { initial: FxHashMap::default(), constant: claim.constants.to_vec() };
     let world = World {
         terms: Terms::default(),
         contents,
-        questions: Questions::new(solver, since + limits.time),
+        questions: Questions::new(solver, since, limits.time),
         private: claim.version.context.private_memory(),
         fetches: true,
         executed: FxHashMap::default(),
