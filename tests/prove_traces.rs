@@ -172,7 +172,9 @@ fn traces_of_guests_are_proven() {
             census.display()
         );
         let launcher = Launcher::from_environment(Path::new(env!("CARGO_BIN_EXE_dynasour")));
-        let outcome = launcher.wrap(&Mode::new("proven", &flags), &invocation).run();
+        let mut proving = launcher.wrap(&Mode::new("proven", &flags), &invocation);
+        proving.limit = LIMIT;
+        let outcome = proving.run();
         assert_eq!(native.difference(&outcome), None, "{}: {}", guest.name, text(&outcome.stderr));
         // A guest that is killed, or that ends without its last system call, leaves no statistics.
         if let Some(shown) = shown(tmp, guest.name, &mut reasons) {
