@@ -348,6 +348,14 @@ pub struct RunArgs {
     /// guest symbol
     #[arg(long)]
     perf_map: bool,
+    /// Record each trace and copied block in DIR/jit-PID.dump when it is made, with source lines of traces,
+    /// for `perf record -k mono` and `perf inject --jit`. Such a file of another run is overwritten
+    #[arg(long, value_name = "DIR")]
+    jitdump: Option<PathBuf>,
+    /// Tell GDB of each trace when it is made (GDB's JIT interface), so that it names them by guest symbol:
+    /// gdb --args dynasour run --gdb -- PROG
+    #[arg(long)]
+    gdb: bool,
     /// Log these stages to stderr: record, trace, opt, code, exit, syscall, signal
     #[arg(long, value_name = "STAGE,...", value_delimiter = ',')]
     log: Vec<Stage>,
@@ -502,6 +510,9 @@ impl RunArgs {
         if self.prove_traces {
             child_options.push("--prove-traces".into());
         }
+        if self.gdb {
+            child_options.push("--gdb".into());
+        }
         // A relative path must not depend on the guest's working directory at its end.
         let stats_json = self.stats_json.map(|path| std::path::absolute(&path).unwrap_or(path));
         let mut own_options: Vec<OsString> = Vec::new();
@@ -519,6 +530,10 @@ impl RunArgs {
         }
         if self.perf_map {
             own_options.push("--perf-map".into());
+        }
+        let jitdump = self.jitdump.map(|path| std::path::absolute(&path).unwrap_or(path));
+        if let Some(directory) = &jitdump {
+            own_options.extend(["--jitdump".into(), directory.into()]);
         }
         if let Some(path) = &stats_json {
             own_options.extend(["--stats-json".into(), path.into()]);
@@ -560,6 +575,8 @@ impl RunArgs {
             stats_json,
             timeline: self.timeline,
             perf_map: self.perf_map,
+            jitdump,
+            gdb: self.gdb,
             count,
             follow: !self.no_follow,
             argv0: self.argv0,
@@ -637,7 +654,8 @@ mod tests {
     fn options_that_are_passed_on_mean_the_same() {
         let line = "dynasour run --tier dynamo --threshold 7 --cache-size 1M --policy merged \
                     --chaos 1/9,3 --log record,exit --only-trace 2-5 --passes simplify,licm,dce \
-                    --skip-pass dce,peel --verify-traces --stats --stats-json /x --timeline --perf-map --count /y \
+                    --skip-pass dce,peel --verify-traces --stats --stats-json /x --timeline --perf-map \
+                    --jitdump /z --gdb --count /y \
                     --count-detail -- p";
         let first = run_config(line.split(' '));
         let mut again = vec![OsString::from("dynasour"), "run".into()];

@@ -101,7 +101,8 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
             reports: config.stats
                 || config.stats_json.is_some()
                 || config.count.is_some()
-                || config.perf_map,
+                || config.perf_map
+                || config.jitdump.is_some(),
             seccomp: config.seccomp,
             address_space: config.address_space,
             pages,

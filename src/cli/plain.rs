@@ -80,6 +80,8 @@ fn defaults(command: &[OsString]) -> RunArgs {
         stats_json: None,
         timeline: false,
         perf_map: false,
+        jitdump: None,
+        gdb: false,
         log: Vec::new(),
         passes: None,
         skip_pass: Vec::new(),

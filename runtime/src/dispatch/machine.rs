@@ -37,6 +37,7 @@ use crate::observe::profile::sampling::Sample;
 use crate::observe::profile::timeline::Timeline;
 use crate::observe::profile::{self, Phase};
 use crate::observe::stats::Stats;
+use crate::observe::watch::{WatchError, Watchers};
 use crate::sync::lock;
 use dynasour_emitter::Diversion;
 use dynasour_guest::ThreadContext;
@@ -99,6 +100,7 @@ impl Machine {
             direct: AtomicBool::new(config.tier == Tier::Direct),
             traced: AtomicBool::new(false),
         }));
+        machine.native.watch(Watchers::start(config)?);
         match config.tier {
             Tier::Interp => {}
             Tier::Direct if config.count.is_none() => machine.native.reserve(config),
@@ -377,6 +379,14 @@ impl Machine {
         made.into_iter().chain([Moved { from, to: Vec::new() }]).collect()
     }
 
+    /// The process ends; see [`Fragments::end_watch`].
+    ///
+    /// # Errors
+    /// The file of `--jitdump` could not be written.
+    pub fn end_watch(&self) -> Result<(), WatchError> {
+        self.native.end_watch()
+    }
+
     /// Is guest code executed by native code that was made from it?
     pub fn has_fragments(&self) -> bool {
         self.native.is_made()
@@ -395,6 +405,7 @@ impl Machine {
         self.pages.after_fork_child();
         // They lead to code of which the child has no copy.
         patches::take_back_all(Purpose::Trace);
+        self.native.after_fork_child();
         self.fragments().map_or(Ok(()), |mut f| f.reset_after_fork())
     }
 

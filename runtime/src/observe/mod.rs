@@ -10,6 +10,7 @@
 //! | [`profile`] | the time that each thread spends in each phase, and samples of native code |
 //! | [`stats`] | the counters that `--stats` prints |
 //! | [`perf_map`] | names of generated code for `perf` |
+//! | [`watch`] | tools that are told of generated code when it is made: `perf`'s jitdump, GDB |
 
 pub mod attempts;
 pub mod census;
@@ -19,3 +20,4 @@ pub(crate) mod ledger;
 pub(crate) mod perf_map;
 pub mod profile;
 pub mod stats;
+pub mod watch;

@@ -60,6 +60,7 @@ impl Fragments {
         let (rates, entry_check) = (indirect.rates().is_some(), Some(indirect.entry_check()));
         let returns = self.emitter.wanted_returns();
         let names_transfers = self.emitter.will_name_transfers();
+        let is_watched = self.emitter.is_watched();
         let fresh = {
             // The new emitter must not take memory in `range`.
             let _kept_free = free_parts(range);
@@ -70,6 +71,7 @@ impl Fragments {
                 entry_check,
                 count: false,
                 names_transfers,
+                is_watched,
                 // Direct execution ends before its addresses are given up.
                 way_out: None,
             })
@@ -81,6 +83,7 @@ impl Fragments {
                 return Err(error.into());
             }
         };
+        self.close_ledger();
         self.stats = self.statistics();
         let from = self.emitter.memory();
         *self.emitter = fresh;
