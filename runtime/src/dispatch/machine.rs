@@ -33,6 +33,7 @@ use crate::kernel::entry::call_stubs;
 use crate::kernel::process::Moved;
 use crate::observe::attempts::Places;
 use crate::observe::census::{self, Census};
+use crate::observe::linker;
 use crate::observe::profile::sampling::Sample;
 use crate::observe::profile::timeline::Timeline;
 use crate::observe::profile::{self, Phase};
@@ -184,7 +185,10 @@ impl Machine {
                         timeline.sampled(part, profile::since_start(time));
                     }
                     let (map, pc) = match fragments.place_of(pc) {
-                        Some(SamplePlace::Trace(head)) => (&mut places.traces, head),
+                        Some(SamplePlace::Trace(head)) => {
+                            stats.linker_samples += u64::from(linker::has(head));
+                            (&mut places.traces, head)
+                        }
                         Some(SamplePlace::Block(pc)) => (&mut places.code, pc),
                         None => (&mut places.code, pc),
                     };

@@ -18,6 +18,7 @@
 //! 10}, {to: fragment, fragment: 7, times: 20}]`.
 
 use crate::observe::certificate::{Certificate, Proof};
+use crate::observe::linker;
 use dynasour_guest::space;
 use dynasour_guest::symbols::MappedFile;
 use dynasour_ir::OriginKind;
@@ -71,6 +72,10 @@ pub struct Image {
     pub end: u64,
     /// The offset in the file at which the mapping starts.
     pub offset: u64,
+    /// Is it the dynamic linker of the program (the image that its PT_INTERP names)? What runs in it is
+    /// the start of the program.
+    #[serde(default)]
+    pub is_linker: bool,
 }
 
 /// What a fragment was made for.
@@ -414,6 +419,13 @@ impl std::convert::From<Image> for MappedFile {
     }
 }
 
+impl Census {
+    /// Is the guest address in the dynamic linker of the program?
+    pub fn is_in_linker(&self, pc: u64) -> bool {
+        self.images.iter().any(|image| image.is_linker && (image.start..image.end).contains(&pc))
+    }
+}
+
 /// The executable mappings of files now, except those of dynasour's own executable.
 pub fn images() -> Vec<Image> {
     let own = std::fs::read_link("/proc/self/exe").unwrap_or_default();
@@ -425,7 +437,8 @@ pub fn images() -> Vec<Image> {
         if !path.starts_with('/') || path.ends_with(" (deleted)") {
             return None;
         }
-        Some(Image { path, start: map.range.start, end: map.range.end, offset: map.offset })
+        let (start, end, offset) = (map.range.start, map.range.end, map.offset);
+        Some(Image { path, start, end, offset, is_linker: linker::has(start) })
     };
     maps.into_iter().filter_map(image).collect()
 }

@@ -25,6 +25,7 @@ use crate::observe::attempts::Outcome;
 use crate::observe::census::CompileTimes;
 use crate::observe::certificate::{Certificate, Proof};
 use crate::observe::ledger::{BuiltText, Made};
+use crate::observe::linker;
 use crate::observe::profile::{Phase, during};
 use crate::observe::watch::{GuestPcs, Sources};
 use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
@@ -262,6 +263,7 @@ impl Fragments {
             self.stats.branching_loops += u64::from(branches);
         }
         self.stats.fragments += 1;
+        self.stats.linker_fragments += u64::from(linker::has(path.head));
         self.stats.trace_instructions += path.instructions();
         self.stats.code_bytes += size;
         self.stats.compile_nanoseconds += plan.times.compiling();

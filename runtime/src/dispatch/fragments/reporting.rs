@@ -13,7 +13,7 @@ use crate::config::RunConfig;
 use crate::observe::census::Fragment;
 use crate::observe::ledger::{Ledger, Made};
 use crate::observe::perf_map::NamedCode;
-use crate::observe::stats::Stats;
+use crate::observe::stats::{IN_TRACES, Stats};
 use crate::observe::watch::{GuestPcs, Made as MadeCode, WatchError, Watchers};
 use dynasour_emitter::{ExitId, FragmentId};
 use std::ops::Range;
@@ -172,7 +172,7 @@ impl Fragments {
             return None;
         }
         Some(match self.emitter.fragment_at(host_rip) {
-            Some(_) => "in traces",
+            Some(_) => IN_TRACES,
             None if self.emitter.block_at(host_rip).is_some() => "in copied blocks",
             None => "in lookups and entries",
         })
