@@ -163,6 +163,7 @@ Exit status: the program's own. 127: the program does not exist. 126: it cannot 
 Examples:
   dynasour bench -- ./a.out 1000                     natively and under each tier
   dynasour bench --runs 20 --warmup 3 --input data --export-md result.md -- sort -n
+  dynasour bench --longer './a.out 3000' -- ./a.out 1000     steady state apart from warm-up
   dynasour bench --tiers full --run-options '--threshold 50' -- ./a.out 1000
   dynasour bench --list commands.txt --shard 3/8 --export-jsonl 3.jsonl
   dynasour bench --merge *.jsonl --export-csv all.csv
@@ -174,6 +175,12 @@ Examples:
 Output and standard error of the programs are hidden; standard output and the exit status must be those of native \
 runs. Ratios are medians over rounds, each to the native run of its round; their 95 % intervals need 6 rounds. \
 Times contain start-up, which is shown; it should be a small part.
+
+With --longer, each round also runs that command under every launcher. Of the times N of PROG and N' of the longer run \
+natively, and L and L' under a launcher, the steady-state ratio is (L' - L) / (N' - N), and warm-up is the rest of the shorter run, \
+L - steady * N seconds (start-up is part of it); both are medians over rounds. The longer run must do more of the same, and PROG \
+must run long enough for all traces to be made. n.d. (not determined): some L' is not above L, N' is less than a tenth above N, \
+or half of the ratio's interval is more than half of it.
 
 A row says DIFFERS if its output or exit status differs from native, VARIES if the native runs differ from each \
 other; the exit status of bench is then 1, as with --merge if rows are missing. Exit status 2: usage errors, and files that cannot be read or written."
