@@ -265,8 +265,9 @@ fn steady(row: &Row) -> Vec<String> {
         Clock::Cpu => &row.native.longer_cpu,
     });
     let seconds = seconds.map_or(String::new(), |s| format!(", natively {s:.4} s"));
-    let mut notes =
-        vec![format!("steady: what the longer run takes more ({longer}{seconds}); warm-up: the rest")];
+    let mut notes = vec![format!(
+        "steady: what the longer run takes more ({longer}{seconds}); warm-up: the rest"
+    )];
     notes.extend(row.cells.iter().filter_map(|cell| {
         Some(format!("n.d.: {}: {}", cell.launcher, cell.not_determined.as_ref()?))
     }));

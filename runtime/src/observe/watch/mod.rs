@@ -196,12 +196,7 @@ fn named(made: Made<'_>) -> NamedCode {
 }
 
 fn named_ref(made: &Made<'_>) -> NamedCode {
-    NamedCode {
-        code: made.code.clone(),
-        what: made.what.to_string(),
-        pc: made.pc,
-        cold: made.cold,
-    }
+    NamedCode { code: made.code.clone(), what: made.what.to_string(), pc: made.pc, cold: made.cold }
 }
 
 /// Symbols and source lines of the files that are mapped.
