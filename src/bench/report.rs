@@ -63,7 +63,7 @@ pub struct Row {
     /// The native command line, for a shell.
     pub command: Option<String>,
     /// The command line of the longer runs (`--longer`).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub longer: Option<String>,
     /// Why it was not measured.
     pub skipped: Option<String>,
@@ -86,21 +86,21 @@ pub struct Cell {
     /// Processor seconds of each run, user and system, with children.
     pub cpu: Vec<f64>,
     /// Seconds of each longer run from start to end, in the same rounds.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub longer_wall: Vec<f64>,
     /// Processor seconds of each longer run.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub longer_cpu: Vec<f64>,
     /// Ratio to native in steady state: in each round, what the longer run takes more, divided by what it takes
     /// more natively.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub steady: Option<Ratio>,
     /// Seconds of the shorter run that its steady state does not explain: in each round, its time without `steady`
     /// times the native time. Start-up is part of them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub warm_up: Option<Ratio>,
     /// Why steady state and warm-up are not determined.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub not_determined: Option<String>,
     /// Seconds by the row's clock.
     pub seconds: Option<Ratio>,

@@ -419,11 +419,9 @@ impl std::convert::From<Image> for MappedFile {
     }
 }
 
-impl Census {
-    /// Is the guest address in the dynamic linker of the program?
-    pub fn is_in_linker(&self, pc: u64) -> bool {
-        self.images.iter().any(|image| image.is_linker && (image.start..image.end).contains(&pc))
-    }
+/// Is the guest address in the dynamic linker, by the images of a census?
+pub fn is_in_linker(images: &[Image], pc: u64) -> bool {
+    images.iter().any(|image| image.is_linker && (image.start..image.end).contains(&pc))
 }
 
 /// The executable mappings of files now, except those of dynasour's own executable.
@@ -453,4 +451,19 @@ pub fn own_code() -> Vec<std::ops::Range<u64>> {
 /// The length in bytes of the counting code at the beginning of `code`; none if there is none.
 pub fn counter_length(code: &[u8]) -> Option<usize> {
     dynasour_emitter::counting::length_at(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_says_whether_it_is_the_linker() {
+        let old = r#"{"path": "/bin/x", "start": 4096, "end": 8192, "offset": 0}"#;
+        let image: Image = serde_json::from_str(old).expect("a file without the field is read");
+        assert!(!image.is_linker);
+        let linker = Image { is_linker: true, start: 8192, end: 12288, ..image.clone() };
+        let is_in = |pc| is_in_linker(&[image.clone(), linker.clone()], pc);
+        assert!(is_in(8192) && is_in(12287) && !is_in(4096) && !is_in(12288));
+    }
 }
