@@ -160,6 +160,7 @@ Exit status: the program's own. 127: the program does not exist. 126: it cannot 
 Examples:
   dynasour bench -- ./a.out 1000                     natively and under each tier
   dynasour bench --runs 20 --warmup 3 --input data --export-md result.md -- sort -n
+  dynasour bench --longer './a.out 3000' -- ./a.out 1000     steady state apart from warm-up
   dynasour bench --tiers full --run-options '--threshold 50' -- ./a.out 1000
   dynasour bench --list commands.txt --shard 3/8 --export-jsonl 3.jsonl
   dynasour bench --merge *.jsonl --export-csv all.csv
@@ -171,6 +172,12 @@ Examples:
 Output and standard error of the programs are hidden; standard output and the exit status must be those of native \
 runs. Ratios are medians over rounds, each to the native run of its round; their 95 % intervals need 6 rounds. \
 Times contain start-up, which is shown; it should be a small part.
+
+With --longer, each round also runs that command under every launcher. Of the times N of PROG and N' of the longer run \
+natively, and L and L' under a launcher, the steady-state ratio is (L' - L) / (N' - N), and warm-up is the rest of the shorter run, \
+L - steady * N seconds (start-up is part of it); both are medians over rounds. The longer run must do more of the same, and PROG \
+must run long enough for all traces to be made. n.d. (not determined): some L' is not above L, N' is less than a tenth above N, \
+or half of the ratio's interval is more than half of it.
 
 A row says DIFFERS if its output or exit status differs from native, VARIES if the native runs differ from each \
 other; the exit status of bench is then 1, as with --merge if rows are missing. Exit status 2: usage errors, and files that cannot be read or written."
@@ -296,6 +303,14 @@ pub struct RunArgs {
     /// guest symbol
     #[arg(long)]
     perf_map: bool,
+    /// Record each trace and copied block in DIR/jit-PID.dump when it is made, with source lines of traces,
+    /// for `perf record -k mono` and `perf inject --jit`. Such a file of another run is overwritten
+    #[arg(long, value_name = "DIR")]
+    jitdump: Option<PathBuf>,
+    /// Tell GDB of each trace when it is made (GDB's JIT interface), so that it names them by guest symbol:
+    /// gdb --args dynasour run --gdb -- PROG
+    #[arg(long)]
+    gdb: bool,
     /// Log these stages to stderr: record, trace, opt, code, exit, syscall, signal
     #[arg(long, value_name = "STAGE,...", value_delimiter = ',')]
     log: Vec<Stage>,
@@ -373,6 +388,9 @@ impl RunArgs {
         if self.prove_traces {
             child_options.push("--prove-traces".into());
         }
+        if self.gdb {
+            child_options.push("--gdb".into());
+        }
         // A relative path must not depend on the guest's working directory at its end.
         let stats_json = self.stats_json.map(|path| std::path::absolute(&path).unwrap_or(path));
         let mut own_options: Vec<OsString> = Vec::new();
@@ -390,6 +408,10 @@ impl RunArgs {
         }
         if self.perf_map {
             own_options.push("--perf-map".into());
+        }
+        let jitdump = self.jitdump.map(|path| std::path::absolute(&path).unwrap_or(path));
+        if let Some(directory) = &jitdump {
+            own_options.extend(["--jitdump".into(), directory.into()]);
         }
         if let Some(path) = &stats_json {
             own_options.extend(["--stats-json".into(), path.into()]);
@@ -431,6 +453,8 @@ impl RunArgs {
             stats_json,
             timeline: self.timeline,
             perf_map: self.perf_map,
+            jitdump,
+            gdb: self.gdb,
             count,
             follow: !self.no_follow,
             argv0: self.argv0,
@@ -502,7 +526,8 @@ mod tests {
     fn options_that_are_passed_on_mean_the_same() {
         let line = "dynasour run --tier dynamo --threshold 7 --cache-size 1M --policy merged \
                     --chaos 1/9,3 --log record,exit --only-trace 2-5 --passes simplify,licm,dce \
-                    --skip-pass dce,peel --verify-traces --stats --stats-json /x --timeline --perf-map --count /y \
+                    --skip-pass dce,peel --verify-traces --stats --stats-json /x --timeline --perf-map \
+                    --jitdump /z --gdb --count /y \
                     --count-detail -- p";
         let first = run_config(line.split(' '));
         let mut again = vec![OsString::from("dynasour"), "run".into()];

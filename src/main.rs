@@ -60,8 +60,9 @@ fn can_report(config: &RunConfig) -> anyhow::Result<()> {
     if config.argv0.is_some() {
         return Ok(());
     }
-    let files = config.stats_json.iter().chain(config.count.iter().map(|count| &count.file));
-    for file in files {
+    let jitdump = config.jitdump.as_deref().map(dynasour_runtime::observe::watch::path);
+    let count = config.count.iter().map(|count| &count.file);
+    for file in config.stats_json.iter().chain(count).chain(&jitdump) {
         let existed = file.exists();
         let opened = OpenOptions::new().write(true).create(true).truncate(false).open(file);
         opened.with_context(|| format!("cannot write {}", file.display()))?;

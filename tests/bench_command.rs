@@ -1,11 +1,12 @@
 //! `dynasour bench`: its output, its files, shards, and the input that it refuses before it runs
-//! anything. No test asserts a time.
+//! anything. No test asserts a time, except that of launchers which make it themselves, in wide bounds.
 
 use dynasour_testkit::run::{Invocation, Outcome, Status, refused, text};
 use dynasour_testkit::scratch;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 const SUITES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/suites");
@@ -330,6 +331,52 @@ fn the_script_for_slurm_measures_the_shard_of_its_task() {
         let file = directory.join(format!("{task}.jsonl"));
         let file = fs::read_to_string(file).expect("written, even without rows");
         assert_eq!(file.lines().count(), rows, "task {task}");
+    }
+}
+
+/// Writes a launcher, a script of the shell; returns the option for it.
+fn launcher(directory: &Path, name: &str, script: &str) -> String {
+    let path = directory.join(name);
+    fs::write(&path, format!("#!/bin/sh\n{script}\nexec \"$@\"\n")).expect("written");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    format!("{name}={} {{}}", path.display())
+}
+
+/// Two launchers whose figures are known: one spends time before the program and no more in it, the other runs the program
+/// twice. Times are of the processor and in wide bounds: what is asserted is the arithmetic.
+#[test]
+fn steady_state_is_told_from_warm_up() {
+    let directory = directory("steady");
+    let work = |n: u32| format!("i=0; while [ $i -lt {n} ]; do i=$((i+1)); done; echo {n}");
+    let late = launcher(&directory, "late", &format!("({}) >/dev/null", work(300_000)));
+    let twice = launcher(&directory, "twice", "\"$@\" >/dev/null");
+    let longer = format!("sh -c '{}'", work(900_000));
+    let short = work(300_000);
+    let mut words = vec!["--runs", "6", "--clock", "cpu", "--tiers", "copy", "--peer", &late];
+    words.extend(["--peer", &twice, "--longer", &longer, "--jsonl", "--", "sh", "-c", &short]);
+    let row = &lines(&succeeds(&directory, &words))[0];
+    assert!(row["longer"].as_str().is_some_and(|line| line.starts_with("sh -c")), "{row}");
+    let cell = |launcher: &str| {
+        let cells = row["cells"].as_array().expect("cells");
+        cells.iter().find(|cell| cell["launcher"] == launcher).expect("a cell").clone()
+    };
+    let native = row["native"]["seconds"]["median"].as_f64().expect("seconds");
+    for (name, ratio, warm_up) in [("late", 1.0, native), ("twice", 2.0, 0.0)] {
+        let cell = cell(name);
+        assert_eq!(cell["longer_cpu"].as_array().map(Vec::len), Some(6), "{cell}");
+        let median = |figure: &str| cell[figure]["median"].as_f64().expect("determined");
+        let near = |a: f64, b: f64, by: f64| (a - b).abs() < by;
+        assert!(near(median("steady"), ratio, 0.4), "{name}: {cell}");
+        assert!(near(median("warm_up"), warm_up, 0.5 * native), "{name}: {cell}");
+    }
+    // The same length twice determines nothing.
+    let same = ["--runs", "3", "--tiers", "copy", "--longer", "true", "--", "true"];
+    let table = succeeds(&directory, &same);
+    let line = table.lines().find(|line| line.starts_with("copy") && line.contains("n.d."));
+    assert!(line.is_some_and(|line| line.matches("n.d.").count() == 2), "{table}");
+    assert!(table.contains("n.d.: copy: "), "{table}");
+    for bad in [&["--longer", "true"][..], &["--longer", "no-such-program", "--", "true"]] {
+        assert_eq!(bench(&directory, bad).status, Status::Exited(2), "{bad:?}");
     }
 }
 

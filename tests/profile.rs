@@ -115,6 +115,22 @@ fn statistics_say_where_the_time_went() {
         assert!(seconds(&stats, phase) > 0.5 * all, "{tier}: {stats}");
         assert!(table.contains("time of its threads (ms)") && table.contains(phase), "{table}");
         if tier == "dynamo" {
+            // The dynamic linker has loops of its own, which are counted and listed apart.
+            let count = |field: &str| stats[field].as_u64().expect("a number");
+            assert!((1..count("fragments")).contains(&count("linker_fragments")), "{stats}");
+            let heads = stats["heads"].as_array().expect("a list");
+            let apart: Vec<bool> =
+                heads.iter().map(|head| head["in_linker"] == Value::Bool(true)).collect();
+            assert!(apart.is_sorted() && apart.contains(&true) && apart.contains(&false));
+            let of_work =
+                |head: &&Value| head["symbol"].as_str().is_some_and(|s| s.starts_with("work"));
+            assert!(
+                heads.iter().filter(of_work).all(|head| head["in_linker"] == Value::Bool(false))
+            );
+            assert!(
+                table.contains("\n    in the dynamic linker")
+                    && table.contains("\n  in the dynamic linker (")
+            );
             for phase in [
                 "interpreting",
                 "translating",

@@ -426,6 +426,11 @@ pub struct RunConfig {
     pub timeline: bool,
     /// Name the code in the cache for `perf`, in /tmp/perf-PID.map.
     pub perf_map: bool,
+    /// If set, code is recorded for `perf inject --jit` when it is made, in the file `jit-PID.dump` of this
+    /// directory.
+    pub jitdump: Option<PathBuf>,
+    /// Is GDB told of each trace when it is made?
+    pub gdb: bool,
     /// If set, fragments count how often each part of them runs, and a census is written to a file
     /// at the end.
     pub count: Option<Count>,
@@ -504,6 +509,11 @@ impl RunConfig {
             None if depends_on_time && processors() > 1 => CompileThreads::One,
             None => CompileThreads::None,
         }
+    }
+
+    /// Is a tool told of native code when it is made?
+    pub fn is_watched(&self) -> bool {
+        self.jitdump.is_some() || self.gdb
     }
 
     /// Are blocks of guest code copied and run natively?

@@ -19,7 +19,7 @@ use crate::kernel::entry::{call_stubs, in_place};
 use crate::kernel::process::{self, exec::Follow};
 use crate::kernel::process::{Config, Inherited, Reports, System};
 use crate::kernel::signal::FaultHooks;
-use crate::observe::profile;
+use crate::observe::{linker, profile};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::image::{self, LoadError, LoadOptions};
 use dynasour_guest::space;
@@ -78,6 +78,8 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     let argv: Vec<CString> =
         std::iter::once(argv0).chain(&config.args).map(|s| c_string(s)).collect();
     let loaded = plan.load(&argv, &environment(), &LoadOptions::default())?;
+    // The program is the first image.
+    linker::set(loaded.images.get(1).map_or(0..0, |linker| linker.range.clone()));
     // The guest's images are loaded before, because they may require certain addresses. The code
     // cache does not.
     let pages = Arc::new(CodePages::default());
@@ -128,7 +130,10 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
 
 /// What the guest's process reports at its end.
 fn reports(config: &RunConfig) -> Reports {
-    let writes_files = config.stats_json.is_some() || config.count.is_some() || config.perf_map;
+    let writes_files = config.stats_json.is_some()
+        || config.count.is_some()
+        || config.perf_map
+        || config.jitdump.is_some();
     match config.stats {
         true => Reports::Text,
         false if writes_files => Reports::Files,

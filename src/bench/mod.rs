@@ -10,9 +10,9 @@
 //! translation costs without traces.
 //!
 //! *Start-up* is shown beside the times, as the time of a program that does nothing, and is part of
-//! them. It does not contain the translation of the program's own code, which `bench` does not
-//! separate from the rest: one run has one time. A workload whose time is too much start-up is
-//! named, with the time to try.
+//! them. It does not contain the translation of the program's own code: one run has one time. With
+//! `--longer` a second, longer run in each round tells warm-up from steady state ([`steady`]). A
+//! workload whose time is too much start-up is named, with the time to try.
 //!
 //! | file | what it does |
 //! | --- | --- |
@@ -23,6 +23,7 @@
 //! | [`session`] | the rounds of a workload |
 //! | [`rounds`] | how many rounds |
 //! | [`measure`] | runs one command |
+//! | [`steady`] | steady state apart from warm-up, by two lengths of a program |
 //! | [`summary`] | medians, ratios, intervals, outliers |
 //! | [`report`] | rows, as they are written |
 //! | [`table`] | tables, comma-separated values |
@@ -44,6 +45,7 @@ pub mod plan;
 pub mod report;
 pub mod rounds;
 mod session;
+pub mod steady;
 pub mod study;
 mod suite;
 pub mod summary;
@@ -124,6 +126,10 @@ pub struct BenchArgs {
     /// Standard input of a program or of all programs of a list [default: /dev/null]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["suites", "merge", "schema"])]
     input: Option<PathBuf>,
+    /// The same program with more of the same to do, in words as for a shell: each round runs it, too. What it
+    /// takes longer is steady state, and what steady state does not explain of PROG's time is warm-up
+    #[arg(long, value_name = "COMMAND", requires = "command")]
+    longer: Option<String>,
     /// Also measure programs that end natively with an error
     #[arg(long)]
     ignore_failure: bool,
@@ -362,7 +368,18 @@ impl BenchArgs {
         }
         let Some(program) = self.command.first() else { return Ok(Vec::new()) };
         plan::find(&program.to_string_lossy())?;
+        self.longer()?;
         Ok(vec![self.command.clone()])
+    }
+
+    /// The command line of `--longer`.
+    fn longer(&self) -> Result<Option<Invocation>> {
+        let Some(text) = &self.longer else { return Ok(None) };
+        let words = shell_words::split(text).context("--longer")?;
+        let program = words.first().context("--longer: no program")?;
+        plan::find(program).context("--longer")?;
+        let argv = words.iter().map(OsString::from).collect();
+        Ok(Some(Invocation { argv, stdin: self.input.clone() }))
     }
 
     /// The workloads that `--only` accepts and that are of the shard, and the number of all that
@@ -393,7 +410,7 @@ impl BenchArgs {
         for argv in commands {
             let run = Invocation { argv, stdin: self.input.clone() };
             if wanted(&run.line()) {
-                workloads.push(Workload::of_command(run));
+                workloads.push(Workload { longer: self.longer()?, ..Workload::of_command(run) });
             }
         }
         for (workload, index) in workloads.iter_mut().zip(indices.into_inner()) {

@@ -33,6 +33,8 @@ pub struct Workload {
     pub directory: PathBuf,
     /// The native command line, or why the workload cannot run here.
     pub native: Result<Invocation, String>,
+    /// The same program with more to do (`--longer`).
+    pub longer: Option<Invocation>,
 }
 
 impl Workload {
@@ -46,6 +48,7 @@ impl Workload {
             class: "program".to_string(),
             directory: PathBuf::from("."),
             native: found.map(|_| run).map_err(|error| format!("{error:#}")),
+            longer: None,
         }
     }
 }
@@ -133,6 +136,7 @@ impl Workshop<'_> {
                 class: entry.class.clone(),
                 directory: self.directory.to_path_buf(),
                 native,
+                longer: None,
             });
         }
         Ok(rows)

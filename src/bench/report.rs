@@ -12,6 +12,7 @@
 //! ```
 
 use crate::bench::Clock;
+use crate::bench::steady::{Steady, Times};
 use crate::bench::summary::{Ratio, geometric_mean, median, outliers};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -61,6 +62,9 @@ pub struct Row {
     pub class: String,
     /// The native command line, for a shell.
     pub command: Option<String>,
+    /// The command line of the longer runs (`--longer`).
+    #[serde(default)]
+    pub longer: Option<String>,
     /// Why it was not measured.
     pub skipped: Option<String>,
     /// If too much of the time under some tier is start-up: native seconds that the workload should
@@ -81,6 +85,23 @@ pub struct Cell {
     pub wall: Vec<f64>,
     /// Processor seconds of each run, user and system, with children.
     pub cpu: Vec<f64>,
+    /// Seconds of each longer run from start to end, in the same rounds.
+    #[serde(default)]
+    pub longer_wall: Vec<f64>,
+    /// Processor seconds of each longer run.
+    #[serde(default)]
+    pub longer_cpu: Vec<f64>,
+    /// Ratio to native in steady state: in each round, what the longer run takes more, divided by what it takes
+    /// more natively.
+    #[serde(default)]
+    pub steady: Option<Ratio>,
+    /// Seconds of the shorter run that its steady state does not explain: in each round, its time without `steady`
+    /// times the native time. Start-up is part of them.
+    #[serde(default)]
+    pub warm_up: Option<Ratio>,
+    /// Why steady state and warm-up are not determined.
+    #[serde(default)]
+    pub not_determined: Option<String>,
     /// Seconds by the row's clock.
     pub seconds: Option<Ratio>,
     /// Ratio to native: each run is divided by the native run of its round.
@@ -104,6 +125,14 @@ impl Cell {
             Clock::Cpu => &self.cpu,
         }
     }
+
+    /// The times of a clock at both lengths.
+    fn lengths(&self, clock: Clock) -> Times<'_> {
+        match clock {
+            Clock::Wall => [&self.wall, &self.longer_wall],
+            Clock::Cpu => [&self.cpu, &self.longer_cpu],
+        }
+    }
 }
 
 impl Row {
@@ -117,16 +146,35 @@ impl Row {
             (cell.seconds, cell.ratio, cell.outliers) = (seconds, ratio, far);
         }
         self.too_short = self.native_seconds_to_try();
+        if self.longer.is_some() {
+            let sound = self.cells.iter_mut().filter(|cell| cell.trouble.is_none());
+            for cell in sound {
+                let (native, clock) = (self.native.lengths(self.clock), self.clock);
+                match Steady::of(cell.lengths(clock), native) {
+                    Ok(Steady { ratio, warm_up }) => {
+                        (cell.steady, cell.warm_up) = (Some(ratio), Some(warm_up));
+                    }
+                    Err(why) => cell.not_determined = Some(why.to_string()),
+                }
+            }
+        }
     }
 
-    /// The largest share of a ratio that half of its interval is; `None` while a ratio has no
-    /// interval.
+    /// The largest share of a ratio that half of its interval is, those of steady state among them; `None`
+    /// while a ratio has no interval, or is not determined.
     pub fn uncertainty(&self) -> Option<f64> {
         let base = self.native.times(self.clock);
+        let of = |cell: &Cell| {
+            let share = Ratio::of(cell.times(self.clock), base)?.uncertainty()?;
+            if self.longer.is_none() {
+                return Some(share);
+            }
+            let native = self.native.lengths(self.clock);
+            let steady = Steady::of(cell.lengths(self.clock), native).ok()?;
+            Some(share.max(steady.ratio.uncertainty()?))
+        };
         let sound = self.cells.iter().filter(|cell| cell.trouble.is_none());
-        sound
-            .map(|cell| Ratio::of(cell.times(self.clock), base)?.uncertainty())
-            .try_fold(0.0, |most, share| Some(share?.max(most)))
+        sound.map(of).try_fold(0.0, |most, share| Some(share?.max(most)))
     }
 
     /// Native seconds from which on start-up is at most [`START_SHARE`] of the time, if the rest
@@ -200,6 +248,7 @@ pub mod examples {
             name: name.to_string(),
             class: "all".to_string(),
             command: Some(name.to_string()),
+            longer: None,
             skipped: None,
             too_short: None,
             native: cell("native", native),

@@ -69,10 +69,10 @@ pub struct Session<'a> {
 struct Current<'r> {
     row: &'r mut Row,
     directory: &'r Path,
-    /// The native command line, then those under the launchers.
-    runs: Vec<Invocation>,
-    /// What the first native run showed.
-    expected: Option<Sample>,
+    /// For each length of the work: the native command line, then those under the launchers.
+    runs: Vec<Vec<Invocation>>,
+    /// What the first native run of each length showed.
+    expected: [Option<Sample>; 2],
     /// Steps that the progress bar has for this workload and that were not made.
     steps: u64,
 }
@@ -181,6 +181,7 @@ impl<'a> Session<'a> {
             name: workload.name.clone(),
             class: workload.class.clone(),
             command: workload.native.as_ref().ok().map(Invocation::line),
+            longer: workload.longer.as_ref().map(Invocation::line),
             skipped: None,
             too_short: None,
             native: cell("native".to_string(), native),
@@ -191,7 +192,8 @@ impl<'a> Session<'a> {
     /// Runs of a workload that are expected, for the progress bar.
     pub fn steps(&self) -> u64 {
         let rounds = u64::from(self.args.warmup) + self.args.rounds.expected();
-        rounds * (self.launchers.len() as u64 + 1)
+        let lengths = 1 + u64::from(self.args.longer.is_some());
+        rounds * lengths * (self.launchers.len() as u64 + 1)
     }
 
     /// Measures one workload in all rounds.
@@ -211,8 +213,8 @@ impl<'a> Session<'a> {
         let mut current = Current {
             row: &mut row,
             directory: &workload.directory,
-            runs: self.runs(native),
-            expected: None,
+            runs: [native].into_iter().chain(&workload.longer).map(|run| self.runs(run)).collect(),
+            expected: [None, None],
             steps: self.steps(),
         };
         let mut goes_on = true;
@@ -233,55 +235,61 @@ impl<'a> Session<'a> {
         Ok(row)
     }
 
-    /// One round; returns whether another would be of use. With `keep`, its times are kept.
+    /// One round; returns whether another would be of use. With `keep`, its times are kept. The runs of
+    /// both lengths under one launcher follow each other.
     fn round(&self, current: &mut Current, round: usize, keep: bool) -> Result<bool> {
-        for i in 0..current.runs.len() {
-            match (round + i) % current.runs.len() {
-                0 => self.native(current, keep)?,
-                column => self.launched(current, column, keep)?,
-            }
-            if current.row.native.trouble.is_some() {
-                return Ok(false);
+        let columns = self.launchers.len() + 1;
+        for i in 0..columns {
+            for length in 0..current.runs.len() {
+                match (round + i) % columns {
+                    0 => self.native(current, length, keep)?,
+                    column => self.launched(current, (length, column), keep)?,
+                }
+                if current.row.native.trouble.is_some() {
+                    return Ok(false);
+                }
             }
         }
         Ok(current.row.cells.iter().any(|cell| cell.trouble.is_none()))
     }
 
     /// Runs the workload natively.
-    fn native(&self, current: &mut Current, keep: bool) -> Result<()> {
-        let sample = self.once(current, 0)?;
+    fn native(&self, current: &mut Current, length: usize, keep: bool) -> Result<()> {
+        let at = (length, 0);
+        let sample = self.once(current, at)?;
         if sample.timed_out {
             current.row.native.trouble = Some(self.late());
-        } else if let Some(expected) = &current.expected {
+        } else if let Some(expected) = &current.expected[length] {
             if let Some(how) = differs(&sample, expected) {
                 current.row.native.trouble = Some("VARIES".to_string());
-                self.complain(current, 0, &format!("its native runs differ: {how}"));
+                self.complain(current, at, &format!("its native runs differ: {how}"));
                 return Ok(());
             }
         } else if !sample.status.success() && !self.args.ignore_failure {
             current.row.native.trouble = Some(ended(&sample));
             self.complain(
                 current,
-                0,
+                at,
                 "native runs must succeed; --ignore-failure measures it nonetheless",
             );
             return Ok(());
         }
         if let Some(trouble) = current.row.native.trouble.clone() {
-            self.complain(current, 0, &trouble);
+            self.complain(current, at, &trouble);
         }
-        add(&mut current.row.native, &sample, keep);
-        current.expected.get_or_insert(sample);
+        add(&mut current.row.native, &sample, length, keep);
+        current.expected[length].get_or_insert(sample);
         Ok(())
     }
 
     /// Runs the workload under a launcher, unless an earlier run of it has failed.
-    fn launched(&self, current: &mut Current, column: usize, keep: bool) -> Result<()> {
+    fn launched(&self, current: &mut Current, at: (usize, usize), keep: bool) -> Result<()> {
+        let (length, column) = at;
         if current.row.cells[column - 1].trouble.is_some() {
             return Ok(());
         }
-        let sample = self.once(current, column)?;
-        let expected = current.expected.as_ref().context("a native run comes first")?;
+        let sample = self.once(current, at)?;
+        let expected = current.expected[length].as_ref().context("a native run comes first")?;
         let trouble = if sample.timed_out {
             Some((self.late(), String::new()))
         } else {
@@ -292,21 +300,21 @@ impl<'a> Session<'a> {
         };
         if let Some((trouble, how)) = trouble {
             // Only a program that repeats its output natively tells something of the launcher.
-            self.native(current, false)?;
+            self.native(current, length, false)?;
             if current.row.native.trouble.is_none() {
-                self.complain(current, column, &format!("{trouble} {how}"));
+                self.complain(current, at, &format!("{trouble} {how}"));
                 current.row.cells[column - 1].trouble = Some(trouble);
             }
             return Ok(());
         }
-        add(&mut current.row.cells[column - 1], &sample, keep);
+        add(&mut current.row.cells[column - 1], &sample, length, keep);
         Ok(())
     }
 
     /// Runs one command line of the workload.
-    fn once(&self, current: &mut Current, column: usize) -> Result<Sample> {
+    fn once(&self, current: &mut Current, (length, column): (usize, usize)) -> Result<Sample> {
         let limit = Duration::from_secs(self.args.limit);
-        let sample = current.runs[column].run(current.directory, limit)?;
+        let sample = current.runs[length][column].run(current.directory, limit)?;
         if current.steps == 0 {
             self.bar.inc_length(1);
         }
@@ -320,18 +328,22 @@ impl<'a> Session<'a> {
     }
 
     /// Tells what is wrong with a run, with the command line that shows it.
-    fn complain(&self, current: &Current, column: usize, what: &str) {
-        let (name, line) = (&current.row.name, current.runs[column].line());
+    fn complain(&self, current: &Current, (length, column): (usize, usize), what: &str) {
+        let (name, line) = (&current.row.name, current.runs[length][column].line());
         self.bar.suspend(|| eprintln!("dynasour: {name}: {what}: {line}"));
     }
 }
 
-/// Adds a run to the measurements.
-fn add(cell: &mut Cell, sample: &Sample, keep: bool) {
+/// Adds a run of a length to the measurements.
+fn add(cell: &mut Cell, sample: &Sample, length: usize, keep: bool) {
     cell.memory = cell.memory.max(sample.memory);
+    let (wall, cpu) = match length {
+        0 => (&mut cell.wall, &mut cell.cpu),
+        _ => (&mut cell.longer_wall, &mut cell.longer_cpu),
+    };
     if keep {
-        cell.wall.push(sample.wall);
-        cell.cpu.push(sample.cpu);
+        wall.push(sample.wall);
+        cpu.push(sample.cpu);
     }
 }
 

@@ -4,6 +4,7 @@
 //! workload. Below the table stand notes: what was skipped, what is too short, which runs are
 //! outliers, how long start-up takes. No data, no lock. The tests have an example of each form.
 
+use crate::bench::Clock;
 use crate::bench::report::{Cell, Report, Row};
 use crate::bench::summary::{FEWEST_FOR_INTERVAL, Ratio, median};
 use anyhow::{Context, Result};
@@ -23,7 +24,8 @@ impl Report {
         };
         let lines = self.lines(earlier);
         let table = if lines.is_empty() { String::new() } else { head + &aligned(&lines) };
-        table + &notes
+        let steady = self.steady().map_or(String::new(), |lines| aligned(&lines));
+        table + &steady + &notes
     }
 
     /// The same as a table of Markdown.
@@ -33,12 +35,21 @@ impl Report {
         if let [row] = self.rows.as_slice() {
             out += &format!("`{}`\n\n", row.name);
         }
-        for (i, line) in self.lines(earlier).iter().enumerate() {
-            let cells: Vec<String> = line.iter().map(escaped).collect();
-            out += &format!("| {} |\n", cells.join(" | "));
-            if i == 0 {
-                out += &format!("| --- |{}\n", " ---: |".repeat(cells.len() - 1));
+        let table = |lines: &[Vec<String>]| {
+            let mut out = String::new();
+            for (i, line) in lines.iter().enumerate() {
+                let cells: Vec<String> = line.iter().map(escaped).collect();
+                out += &format!("| {} |\n", cells.join(" | "));
+                if i == 0 {
+                    out += &format!("| --- |{}\n", " ---: |".repeat(cells.len() - 1));
+                }
             }
+            out
+        };
+        out += &table(&self.lines(earlier));
+        if let Some(lines) = self.steady() {
+            out += "\n";
+            out += &table(&lines);
         }
         let notes = self.notes();
         if !notes.is_empty() {
@@ -54,6 +65,27 @@ impl Report {
             [row] => one(row, earlier),
             _ => self.many(earlier),
         }
+    }
+
+    /// The second table of one workload at two lengths: steady state and warm-up.
+    fn steady(&self) -> Option<Vec<Vec<String>>> {
+        let [row] = self.rows.as_slice() else { return None };
+        row.longer.as_ref().filter(|_| row.native.trouble.is_none())?;
+        let heading = ["", "steady / native", "95 %", "warm-up s", "95 %"];
+        let mut lines = vec![heading.map(str::to_string).to_vec()];
+        for cell in row.cells.iter().filter(|cell| cell.trouble.is_none()) {
+            let figures = match (cell.steady, cell.warm_up) {
+                (Some(steady), Some(warm_up)) => [
+                    format!("{:.2}", steady.median),
+                    steady.interval(2),
+                    format!("{:.3}", warm_up.median),
+                    warm_up.interval(3),
+                ],
+                _ => ["n.d.", "", "n.d.", ""].map(str::to_string),
+            };
+            lines.push([cell.launcher.clone()].into_iter().chain(figures).collect());
+        }
+        (lines.len() > 1).then_some(lines)
     }
 
     /// One line for each workload, and means.
@@ -127,6 +159,9 @@ impl Report {
                     .chain(&row.cells)
                     .filter_map(|cell| outliers(&row.name, cell, cell.times(row.clock))),
             );
+        }
+        for row in measured() {
+            notes.extend(steady(row));
         }
         let few = |row: &Row| row.native.seconds.is_some_and(|s| s.low.is_none());
         if measured().any(few) {
@@ -222,6 +257,23 @@ fn too_short(row: &Row) -> Option<String> {
     ))
 }
 
+/// The notes on steady state: how it is computed, and why it is not determined.
+fn steady(row: &Row) -> Vec<String> {
+    let Some(longer) = &row.longer else { return Vec::new() };
+    let seconds = median(match row.clock {
+        Clock::Wall => &row.native.longer_wall,
+        Clock::Cpu => &row.native.longer_cpu,
+    });
+    let seconds = seconds.map_or(String::new(), |s| format!(", natively {s:.4} s"));
+    let mut notes = vec![format!(
+        "steady: what the longer run takes more ({longer}{seconds}); warm-up: the rest"
+    )];
+    notes.extend(row.cells.iter().filter_map(|cell| {
+        Some(format!("n.d.: {}: {}", cell.launcher, cell.not_determined.as_ref()?))
+    }));
+    notes
+}
+
 /// The note on the outliers of a cell.
 fn outliers(name: &str, cell: &Cell, times: &[f64]) -> Option<String> {
     if cell.outliers.is_empty() || cell.trouble.is_some() {
@@ -262,6 +314,12 @@ struct CsvLine<'a> {
     ratio: Option<f64>,
     ratio_low: Option<f64>,
     ratio_high: Option<f64>,
+    steady: Option<f64>,
+    steady_low: Option<f64>,
+    steady_high: Option<f64>,
+    warm_up: Option<f64>,
+    warm_up_low: Option<f64>,
+    warm_up_high: Option<f64>,
     outliers: usize,
     memory: u64,
     start_up: Option<f64>,
@@ -272,7 +330,7 @@ struct CsvLine<'a> {
 
 /// The names of the columns.
 pub const CSV_HEADING: &str = "index,suite,name,class,launcher,clock,host,runs,seconds,seconds_low,seconds_high,ratio,\
-     ratio_low,ratio_high,outliers,memory,start_up,too_short,trouble,skipped\n";
+     ratio_low,ratio_high,steady,steady_low,steady_high,warm_up,warm_up_low,warm_up_high,outliers,memory,start_up,too_short,trouble,skipped\n";
 
 /// The lines of one row; a skipped row has one, of the launcher `native`.
 ///
@@ -287,6 +345,8 @@ pub fn csv_lines(row: &Row) -> Result<String> {
         };
         let (seconds, seconds_low, seconds_high) = part(cell.seconds);
         let (ratio, ratio_low, ratio_high) = part(cell.ratio);
+        let (steady, steady_low, steady_high) = part(cell.steady);
+        let (warm_up, warm_up_low, warm_up_high) = part(cell.warm_up);
         let line = CsvLine {
             index: row.index,
             suite: row.suite.as_deref().unwrap_or_default(),
@@ -302,6 +362,12 @@ pub fn csv_lines(row: &Row) -> Result<String> {
             ratio,
             ratio_low,
             ratio_high,
+            steady,
+            steady_low,
+            steady_high,
+            warm_up,
+            warm_up_low,
+            warm_up_high,
             outliers: cell.outliers.len(),
             memory: cell.memory,
             start_up: cell.start_up,
@@ -401,6 +467,37 @@ start-up (a run of /bin/true, ms): native 1.0, copy 50.0; it is part of the time
         assert_eq!(lines[3], format!("| --- |{}", " ---: |".repeat(8)));
         assert!(lines.iter().filter(|l| l.starts_with("| ")).all(|l| l.matches('|').count() == 10));
         assert!(markdown.contains("\n* outliers: "), "{markdown}");
+    }
+
+    #[test]
+    fn two_lengths_give_a_second_table() {
+        let mut only = row(0, "./a.out 1", &[1.0; 6], &[("copy", &[1.3; 6]), ("full", &[1.3; 6])]);
+        only.longer = Some("./a.out 2".to_string());
+        only.native.longer_wall = vec![2.0; 6];
+        only.cells[0].longer_wall = vec![2.1; 6];
+        only.cells[1].longer_wall = vec![1.2; 6];
+        only.finish();
+        let table = Report::new(vec![only.clone()]).table(None);
+        let expected = "
+      steady / native       95 %  warm-up s         95 %
+copy             0.80  0.80-0.80      0.500  0.500-0.500
+full             n.d.                  n.d.
+steady: what the longer run takes more (./a.out 2, natively 2.0000 s); warm-up: the rest
+n.d.: full: the longer run did not take longer in each round
+";
+        assert!(table.contains(expected), "{table}");
+        assert!(table.lines().take(7).all(|line| line.chars().count() <= 100), "{table}");
+        let csv = CSV_HEADING.to_string() + &csv_lines(&only).expect("plain values");
+        let mut reader = csv::Reader::from_reader(csv.as_bytes());
+        let names = reader.headers().expect("a heading").clone();
+        let lines: Vec<csv::StringRecord> = reader.records().map(|r| r.expect("a line")).collect();
+        let at = |line: usize, name: &str| {
+            lines[line][names.iter().position(|n| n == name).expect("a column")].parse::<f64>()
+        };
+        assert!((at(1, "steady").expect("a number") - 0.8).abs() < 1e-9, "{csv}");
+        assert!(at(2, "warm_up").is_err(), "{csv}");
+        let markdown = Report::new(vec![only]).markdown(None);
+        assert!(markdown.contains("|  | steady / native | 95 % |"), "{markdown}");
     }
 
     #[test]

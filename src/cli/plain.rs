@@ -72,6 +72,8 @@ fn defaults(command: &[OsString]) -> RunArgs {
         stats_json: None,
         timeline: false,
         perf_map: false,
+        jitdump: None,
+        gdb: false,
         log: Vec::new(),
         verify_traces: false,
         prove_traces: false,

@@ -200,6 +200,8 @@ pub(crate) struct Blocks {
     named: bool,
     /// What is done instead of copying; none if blocks are copied.
     in_place: Option<InPlace>,
+    /// The indices of blocks made since they were asked for, if the emitter is watched.
+    new: Option<Vec<u32>>,
     pub(crate) figures: CopyFigures,
 }
 
@@ -254,6 +256,7 @@ impl Blocks {
             generation: 0,
             named: false,
             in_place: way_out.map(InPlace::new),
+            new: None,
             figures: CopyFigures::default(),
         };
         blocks.choose_returns(indirect);
@@ -281,6 +284,7 @@ impl Blocks {
         self.in_place.iter_mut().for_each(InPlace::clear);
         self.heads.clear();
         self.gate_keys.clear();
+        self.new.iter_mut().for_each(Vec::clear);
         self.choose_returns(indirect);
         self.generation += 1;
         if !wanted {
@@ -437,7 +441,7 @@ impl Blocks {
 
     /// Puts a block into the slot of a removed one, or behind all others. Returns its index.
     pub(super) fn put_block(&mut self, slot: Option<u32>, block: Block) -> u32 {
-        match slot {
+        let index = match slot {
             Some(slot) => {
                 self.blocks[slot as usize] = block;
                 slot
@@ -446,7 +450,25 @@ impl Blocks {
                 self.blocks.push(block);
                 self.blocks.len() as u32 - 1
             }
-        }
+        };
+        self.new.iter_mut().for_each(|new| new.push(index));
+        index
+    }
+
+    /// From now on new blocks are noted for [`Blocks::take_new`].
+    pub fn note_new(&mut self) {
+        self.new.get_or_insert_default();
+    }
+
+    /// The guest pc and the host code of each block that was made since the last call and still exists.
+    pub fn take_new(&mut self) -> Vec<(u64, Range<u64>)> {
+        let new = self.new.as_mut().map(std::mem::take).unwrap_or_default();
+        let code = |index: u32| {
+            let block = self.blocks.get(index as usize).filter(|block| block.len != 0)?;
+            let start = self.base + u64::from(block.start);
+            Some((block.pc, start..start + u64::from(block.len)))
+        };
+        new.into_iter().filter_map(code).collect()
     }
 
     /// The bytes of a stub that leaves with `site` and will stand at offset `at`.

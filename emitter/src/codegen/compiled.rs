@@ -118,6 +118,13 @@ pub(super) fn given(place: (u32, u32), added: u32) -> Option<(u32, u32)> {
 }
 
 impl CompiledCode {
+    /// For machine instructions of the hot code, ascending: the offset, and block and index of the
+    /// version's instruction that they are for. Empty unless the emitter
+    /// [is watched](crate::Config::is_watched) or counts.
+    pub fn positions(&self) -> &[(u32, (u32, u32))] {
+        &self.encoded.positions
+    }
+
     /// What the code costs: its loop, if it has one, or else all from its entry to its end.
     pub fn cost(&self) -> u32 {
         let code = &self.encoded;

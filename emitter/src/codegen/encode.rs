@@ -258,7 +258,9 @@ impl Emit<'_> {
 
     fn inst(&mut self, block: usize, m: &MInst, allocs: &[Allocation]) -> Result<(), IcedError> {
         let last = std::mem::take(&mut self.last);
-        if let Some(position) = m.position.filter(|_| self.host.counts && !self.in_cold) {
+        if let Some(position) =
+            m.position.filter(|_| (self.host.counts || self.host.is_watched) && !self.in_cold)
+        {
             let at = self.at();
             self.r.positions.push((at, position));
         }

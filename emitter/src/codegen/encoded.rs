@@ -70,7 +70,7 @@ pub struct Encoded {
     pub faults: Vec<(u32, Site)>,
     /// For each native: its offset in the hot code, and the guest's pc.
     pub natives: Vec<(u32, u64)>,
-    /// If it counts, for the machine instructions in the hot code: the offset, and block and index of
+    /// If it counts or is watched, for the machine instructions in the hot code: the offset, and block and index of
     /// the IR instruction that it is for.
     pub positions: Vec<(u32, (u32, u32))>,
     /// The guards.

@@ -117,6 +117,8 @@ pub(crate) struct Host {
     pub checked: Piece,
     /// Do fragments count what they execute ([`crate::fragment::counting`])?
     pub counts: bool,
+    /// Is the IR instruction of each machine instruction noted?
+    pub is_watched: bool,
     /// How the trace counts starts, if there is a race.
     pub starts: Option<count::Starts>,
     /// Do indirect ends store which transfer they are?

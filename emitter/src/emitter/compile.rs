@@ -154,6 +154,7 @@ impl Emitter {
             tail: self.indirect.tail(TargetSource::Stored),
             checked: self.indirect.checked_entry(region, Via::Memory),
             counts: self.counting.is_some(),
+            is_watched: self.is_watched(),
             starts: None,
             names_transfers: self.indirect.names_transfers(),
         }

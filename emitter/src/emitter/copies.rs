@@ -111,6 +111,12 @@ impl Emitter {
         self.blocks.all()
     }
 
+    /// As [`Emitter::all_blocks`], of the blocks made since the last call. None are noted unless the emitter
+    /// [is watched](crate::Config::is_watched).
+    pub fn take_new_blocks(&mut self) -> Vec<(u64, Range<u64>)> {
+        self.blocks.take_new()
+    }
+
     /// The code of the block at `pc`, whatever links to that pc lead to.
     pub fn block_entry(&self, pc: u64) -> Option<u64> {
         let (_, block) = self.blocks.place_and_block(pc)?;

@@ -76,6 +76,11 @@ pub struct Config {
     pub entry_check: Option<EntryCheck>,
     /// Do indirect transfers name themselves? See [`Emitter::name_transfers`].
     pub names_transfers: bool,
+    /// Is it noted which native code is for which IR instruction ([`CompiledCode::positions`]), and which
+    /// blocks are new ([`Emitter::take_new_blocks`])? Counting fragments note the former anyway.
+    ///
+    /// [`CompiledCode::positions`]: crate::codegen::CompiledCode::positions
+    pub is_watched: bool,
     /// If guest code runs in place, how native code leaves to it. Then no blocks are copied.
     pub way_out: Option<WayOut>,
 }
@@ -89,6 +94,7 @@ impl Default for Config {
             returns: Returns::Auto,
             entry_check: None,
             names_transfers: false,
+            is_watched: false,
             way_out: None,
         }
     }
@@ -205,6 +211,8 @@ pub struct Emitter {
     pub(crate) counting: Option<Counting>,
     /// Do indirect transfers name themselves from the next flush on?
     will_name: bool,
+    /// [`Config::is_watched`].
+    is_watched: bool,
     /// Between [`Emitter::retire_all`] and the next flush.
     pub(crate) retired: bool,
     /// Times that everything was dropped.
@@ -221,8 +229,11 @@ impl Emitter {
         let mut indirect =
             Indirect::new(&mut cache, stubs.leave_canonical, config.rates, entry_check, cpu.bmi2)?;
         indirect.name_transfers(config.names_transfers);
-        let blocks =
+        let mut blocks =
             Blocks::new(&mut cache, &cpu, &stubs, &mut indirect, config.returns, config.way_out)?;
+        if config.is_watched {
+            blocks.note_new();
+        }
         cache.set_floor();
         let counting = if config.count { Counting::new(&cache.range()) } else { None };
         Ok(Emitter {
@@ -237,6 +248,7 @@ impl Emitter {
             allocator: Allocator::default(),
             counting,
             will_name: config.names_transfers,
+            is_watched: config.is_watched,
             retired: false,
             epoch: 0,
         })
@@ -253,6 +265,11 @@ impl Emitter {
     /// Has [`Emitter::name_transfers`] been called?
     pub fn will_name_transfers(&self) -> bool {
         self.will_name
+    }
+
+    /// [`Config::is_watched`].
+    pub fn is_watched(&self) -> bool {
+        self.is_watched
     }
 
     /// The guest pc of the indirect jump, call or return by which native code has left, if they

@@ -324,6 +324,8 @@ pub(super) fn config(tier: Tier) -> RunConfig {
         stats_json: None,
         timeline: false,
         perf_map: false,
+        jitdump: None,
+        gdb: false,
         count: None,
         follow: false,
         argv0: None,

@@ -33,10 +33,12 @@ use crate::kernel::entry::call_stubs;
 use crate::kernel::process::Moved;
 use crate::observe::attempts::Places;
 use crate::observe::census::{self, Census};
+use crate::observe::linker;
 use crate::observe::profile::sampling::Sample;
 use crate::observe::profile::timeline::Timeline;
 use crate::observe::profile::{self, Phase};
 use crate::observe::stats::Stats;
+use crate::observe::watch::{WatchError, Watchers};
 use crate::sync::lock;
 use dynasour_emitter::Diversion;
 use dynasour_guest::ThreadContext;
@@ -99,6 +101,7 @@ impl Machine {
             direct: AtomicBool::new(config.tier == Tier::Direct),
             traced: AtomicBool::new(false),
         }));
+        machine.native.watch(Watchers::start(config)?);
         match config.tier {
             Tier::Interp => {}
             Tier::Direct if config.count.is_none() => machine.native.reserve(config),
@@ -182,7 +185,10 @@ impl Machine {
                         timeline.sampled(part, profile::since_start(time));
                     }
                     let (map, pc) = match fragments.place_of(pc) {
-                        Some(SamplePlace::Trace(head)) => (&mut places.traces, head),
+                        Some(SamplePlace::Trace(head)) => {
+                            stats.linker_samples += u64::from(linker::has(head));
+                            (&mut places.traces, head)
+                        }
                         Some(SamplePlace::Block(pc)) => (&mut places.code, pc),
                         None => (&mut places.code, pc),
                     };
@@ -377,6 +383,14 @@ impl Machine {
         made.into_iter().chain([Moved { from, to: Vec::new() }]).collect()
     }
 
+    /// The process ends; see [`Fragments::end_watch`].
+    ///
+    /// # Errors
+    /// The file of `--jitdump` could not be written.
+    pub fn end_watch(&self) -> Result<(), WatchError> {
+        self.native.end_watch()
+    }
+
     /// Is guest code executed by native code that was made from it?
     pub fn has_fragments(&self) -> bool {
         self.native.is_made()
@@ -395,6 +409,7 @@ impl Machine {
         self.pages.after_fork_child();
         // They lead to code of which the child has no copy.
         patches::take_back_all(Purpose::Trace);
+        self.native.after_fork_child();
         self.fragments().map_or(Ok(()), |mut f| f.reset_after_fork())
     }
 

@@ -22,6 +22,7 @@ use super::fragments::{FragmentError, Fragments};
 use crate::changes::{CodePages, schedule};
 use crate::config::{CompileThreads, RunConfig};
 use crate::kernel::process::{Moved, helper};
+use crate::observe::watch::{WatchError, Watchers};
 use crate::sync::lock;
 use dynasour_emitter::cache;
 use dynasour_guest::space::Reservation;
@@ -44,6 +45,8 @@ struct Before {
     names_transfers: bool,
     /// Where the code cache should lie.
     place: Option<Reservation>,
+    /// The tools that will be told of new code.
+    watchers: Option<Watchers>,
 }
 
 impl NativeCode {
@@ -79,6 +82,7 @@ impl NativeCode {
         if before.private_memory_lost {
             fragments.lose_private_memory();
         }
+        fragments.watch(before.watchers.take());
         let mut moved = Moved { from: from.into_iter().collect(), to: fragments.memory() };
         if config.compile_threads() != CompileThreads::None {
             moved.to.extend(helper::reserve());
@@ -86,6 +90,25 @@ impl NativeCode {
         // Only this function sets it, under the lock.
         let _ = self.made.set(Mutex::new(fragments));
         Ok(Some(moved))
+    }
+
+    /// Tells these tools of the code that is made from now on. The fragments do not exist yet.
+    pub fn watch(&self, watchers: Option<Watchers>) {
+        lock(&self.before).watchers = watchers;
+    }
+
+    /// See [`Fragments::end_watch`].
+    ///
+    /// # Errors
+    /// The file of `--jitdump` could not be written.
+    pub fn end_watch(&self) -> Result<(), WatchError> {
+        lock(&self.before).watchers.as_mut().map_or(Ok(()), Watchers::end)?;
+        self.get().map_or(Ok(()), |mut fragments| fragments.end_watch())
+    }
+
+    /// In a forked child, before it makes fragments or resets them.
+    pub fn after_fork_child(&self) {
+        lock(&self.before).watchers.iter_mut().for_each(Watchers::stop_jitdump);
     }
 
     /// The fragments, locked; none if they do not exist.

@@ -49,6 +49,9 @@ impl Dispatcher {
                 perf_map::path().display()
             ));
         }
+        if let Err(error) = self.machine.end_watch() {
+            text.push_str(&format!("dynasour: {error}\n"));
+        }
         if config.stats {
             text.push_str(&stats.table());
         }

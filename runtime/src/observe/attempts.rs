@@ -11,6 +11,7 @@
 //! 40 of 100 samples are in `work`. The table has the line
 //! `work+0x10   - 40.0 %  refused: NoGain`.
 
+use super::linker;
 use super::stats::RaceResult;
 use dynasour_guest::symbols::Symbols;
 use dynasour_tracer::AbortReason;
@@ -54,6 +55,9 @@ pub struct Attempt {
     pub outcome: String,
     /// The last race.
     pub race: Option<RaceResult>,
+    /// Is it in the dynamic linker of the program?
+    #[serde(default)]
+    pub in_linker: bool,
 }
 
 /// The heads by their pcs: tries, and the last outcome.
@@ -88,7 +92,7 @@ impl Attempts {
         self.0.is_empty()
     }
 
-    /// The list, the hottest first.
+    /// The list: first the heads outside the dynamic linker, then those in it, each the hottest first.
     pub fn list(&self, places: &Places, symbols: &Symbols) -> Vec<Attempt> {
         let share = |n: u64| (places.all > 0).then(|| (1000 * n / places.all.max(1)) as f64 / 10.0);
         let attempt = |(&pc, &(tries, outcome)): (&u64, &(u64, Outcome))| {
@@ -109,12 +113,13 @@ impl Attempts {
                     Outcome::Raced(race) => Some(race),
                     _ => None,
                 },
+                in_linker: linker::has(pc),
             }
         };
         let mut all: Vec<Attempt> = self.0.iter().map(attempt).collect();
         all.sort_by(|a, b| {
             let heat = |a: &Attempt| a.in_traces.unwrap_or(0.0) + a.in_function.unwrap_or(0.0);
-            heat(b).total_cmp(&heat(a))
+            a.in_linker.cmp(&b.in_linker).then(heat(b).total_cmp(&heat(a)))
         });
         all
     }
@@ -131,6 +136,18 @@ pub fn lines(attempts: &[Attempt]) -> String {
         "heads at which traces were tried ({}), % of the samples in their traces, in their functions",
         attempts.len()
     );
+    let own = attempts.iter().filter(|attempt| !attempt.in_linker).count();
+    let (own, linker) = attempts.split_at(own);
+    table(own, &mut out);
+    if !linker.is_empty() {
+        let _ = writeln!(out, "  in the dynamic linker ({}):", linker.len());
+        table(linker, &mut out);
+    }
+    out
+}
+
+/// The lines of some heads.
+fn table(attempts: &[Attempt], out: &mut String) {
     for attempt in attempts.iter().take(SHOWN) {
         let share = |share: Option<f64>| share.map_or("-".to_string(), |s| format!("{s:.1}"));
         let (traces, function) = (share(attempt.in_traces), share(attempt.in_function));
@@ -141,7 +158,6 @@ pub fn lines(attempts: &[Attempt]) -> String {
         let name: String = attempt.symbol.chars().take(NAME).collect();
         let _ = writeln!(out, "  {name:<NAME$}{traces:>6}{function:>7}  {outcome}");
     }
-    out
 }
 
 #[cfg(test)]
@@ -166,6 +182,9 @@ mod tests {
             text.contains("0x2000") && text.contains("75.0") && text.contains("made"),
             "{text}"
         );
+        let mut linker = list.clone();
+        linker[1].in_linker = true;
+        assert!(lines(&linker).contains("\n  in the dynamic linker (1):\n  0x1000"));
         assert_eq!(lines(&[]), "");
         assert_eq!(attempts.list(&Places::default(), &Symbols::default())[0].in_traces, None);
     }

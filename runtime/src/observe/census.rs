@@ -18,6 +18,7 @@
 //! 10}, {to: fragment, fragment: 7, times: 20}]`.
 
 use crate::observe::certificate::{Certificate, Proof};
+use crate::observe::linker;
 use dynasour_guest::space;
 use dynasour_guest::symbols::MappedFile;
 use dynasour_ir::OriginKind;
@@ -71,6 +72,10 @@ pub struct Image {
     pub end: u64,
     /// The offset in the file at which the mapping starts.
     pub offset: u64,
+    /// Is it the dynamic linker of the program (the image that its PT_INTERP names)? What runs in it is
+    /// the start of the program.
+    #[serde(default)]
+    pub is_linker: bool,
 }
 
 /// What a fragment was made for.
@@ -414,6 +419,11 @@ impl std::convert::From<Image> for MappedFile {
     }
 }
 
+/// Is the guest address in the dynamic linker, by the images of a census?
+pub fn is_in_linker(images: &[Image], pc: u64) -> bool {
+    images.iter().any(|image| image.is_linker && (image.start..image.end).contains(&pc))
+}
+
 /// The executable mappings of files now, except those of dynasour's own executable.
 pub fn images() -> Vec<Image> {
     let own = std::fs::read_link("/proc/self/exe").unwrap_or_default();
@@ -425,7 +435,8 @@ pub fn images() -> Vec<Image> {
         if !path.starts_with('/') || path.ends_with(" (deleted)") {
             return None;
         }
-        Some(Image { path, start: map.range.start, end: map.range.end, offset: map.offset })
+        let (start, end, offset) = (map.range.start, map.range.end, map.offset);
+        Some(Image { path, start, end, offset, is_linker: linker::has(start) })
     };
     maps.into_iter().filter_map(image).collect()
 }
@@ -440,4 +451,19 @@ pub fn own_code() -> Vec<std::ops::Range<u64>> {
 /// The length in bytes of the counting code at the beginning of `code`; none if there is none.
 pub fn counter_length(code: &[u8]) -> Option<usize> {
     dynasour_emitter::counting::length_at(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_says_whether_it_is_the_linker() {
+        let old = r#"{"path": "/bin/x", "start": 4096, "end": 8192, "offset": 0}"#;
+        let image: Image = serde_json::from_str(old).expect("a file without the field is read");
+        assert!(!image.is_linker);
+        let linker = Image { is_linker: true, start: 8192, end: 12288, ..image.clone() };
+        let is_in = |pc| is_in_linker(&[image.clone(), linker.clone()], pc);
+        assert!(is_in(8192) && is_in(12287) && !is_in(4096) && !is_in(12288));
+    }
 }

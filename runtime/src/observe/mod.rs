@@ -7,15 +7,19 @@
 //! | [`certificate`] | what `--verify-traces` and `--prove-traces` have shown |
 //! | [`describe`] | paths and guards in the terms of a census |
 //! | [`ledger`] | the records of a counting run, from which a census is made |
+//! | [`linker`] | where the guest's dynamic linker lies, which is counted apart |
 //! | [`profile`] | the time that each thread spends in each phase, and samples of native code |
 //! | [`stats`] | the counters that `--stats` prints |
 //! | [`perf_map`] | names of generated code for `perf` |
+//! | [`watch`] | tools that are told of generated code when it is made: `perf`'s jitdump, GDB |
 
 pub mod attempts;
 pub mod census;
 pub mod certificate;
 pub(crate) mod describe;
 pub(crate) mod ledger;
+pub(crate) mod linker;
 pub(crate) mod perf_map;
 pub mod profile;
 pub mod stats;
+pub mod watch;

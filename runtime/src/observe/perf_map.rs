@@ -34,6 +34,14 @@ pub struct NamedCode {
     pub cold: bool,
 }
 
+impl NamedCode {
+    /// Its name.
+    pub fn name(&self, symbols: &Symbols) -> String {
+        let exits = if self.cold { ":exits" } else { "" };
+        format!("dynasour:{}:{}{exits}", self.what, symbols.name(self.pc))
+    }
+}
+
 /// The path of this process's file.
 pub fn path() -> PathBuf {
     format!("/tmp/perf-{}.map", std::process::id()).into()
@@ -56,13 +64,7 @@ fn lines(pieces: &[NamedCode], symbols: &Symbols) -> String {
     let mut text = String::new();
     for piece in pieces.iter().filter(|p| !p.code.is_empty()) {
         let (start, size) = (piece.code.start, piece.code.end - piece.code.start);
-        let exits = if piece.cold { ":exits" } else { "" };
-        let _ = writeln!(
-            text,
-            "{start:x} {size:x} dynasour:{}:{}{exits}",
-            piece.what,
-            symbols.name(piece.pc)
-        );
+        let _ = writeln!(text, "{start:x} {size:x} {}", piece.name(symbols));
     }
     text
 }

@@ -21,6 +21,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fmt::Write as _;
 
+/// The kind of native code, in [`Stats::native_samples`], that traces are.
+pub const IN_TRACES: &str = "in traces";
+
 /// Why control left a fragment before its end.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum DeoptReason {
@@ -52,7 +55,10 @@ pub struct Stats {
     pub fragments: u64,
     /// Of these, loops.
     pub loop_fragments: u64,
-    /// Of these loops, those that hold iterations which go different ways.
+    /// Of the fragments, those whose region's head is in the dynamic linker: they are made while the
+    /// program starts.
+    pub linker_fragments: u64,
+    /// Of the loops, those that hold iterations which go different ways.
     pub branching_loops: u64,
     /// Resolved stubs made.
     pub stubs: u64,
@@ -119,6 +125,8 @@ pub struct Stats {
     /// Samples of processor time in native code, by the kind of the code: traces, copied blocks, or
     /// lookups and entries.
     pub native_samples: BTreeMap<&'static str, u64>,
+    /// Of the samples in traces, those in traces of the dynamic linker.
+    pub linker_samples: u64,
     /// The time in each phase over the run, with `--timeline`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeline: Option<Timeline>,
@@ -286,6 +294,7 @@ impl Stats {
         row("fragments", self.fragments.to_string());
         row("  of which loops", self.loop_fragments.to_string());
         row("    with several iterations", self.branching_loops.to_string());
+        row("  in the dynamic linker", self.linker_fragments.to_string());
         row("  guest instructions", self.trace_instructions.to_string());
         row("resolved exit stubs", self.stubs.to_string());
         row("patches in guest code", self.patches.to_string());
@@ -377,7 +386,11 @@ impl Stats {
             line(name, *ns as f64);
             if *name == Phase::Native.name() && samples > 0 {
                 for (part, n) in &self.native_samples {
-                    line(&format!("  {part}"), *ns as f64 * *n as f64 / samples as f64);
+                    let of = |n: u64| *ns as f64 * n as f64 / samples as f64;
+                    line(&format!("  {part}"), of(*n));
+                    if *part == IN_TRACES && self.linker_samples > 0 {
+                        line("    of the dynamic linker", of(self.linker_samples));
+                    }
                 }
             }
         }

@@ -25,7 +25,9 @@ use crate::observe::attempts::Outcome;
 use crate::observe::census::CompileTimes;
 use crate::observe::certificate::{Certificate, Proof};
 use crate::observe::ledger::{BuiltText, Made};
+use crate::observe::linker;
 use crate::observe::profile::{Phase, during};
+use crate::observe::watch::{GuestPcs, Sources};
 use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
 use dynasour_emitter::{EmitError, EntryState, ExitId};
 use dynasour_ir::opt::{self, OptOptions, Shape};
@@ -66,6 +68,8 @@ pub struct Plan {
     proofs: [Option<Proof>; 2],
     /// What the code is to be compared with.
     original: Option<Original>,
+    /// For which guest instructions its version was built, if its source lines are wanted.
+    sources: Option<Sources>,
 }
 
 /// A version before the passes, and what they were told.
@@ -171,6 +175,7 @@ impl Fragments {
             certificates: [None; 2],
             proofs: [None, None],
             original: None,
+            sources: None,
         })
     }
 
@@ -193,6 +198,9 @@ impl Fragments {
         if !self.pays(code.cost(), path, &plan) {
             return Err(Failure::Refused(AbortReason::NoGain));
         }
+        let pcs = plan.sources.as_ref().map_or_else(GuestPcs::default, |sources| {
+            GuestPcs::of(code.positions(), &sources.pcs(version))
+        });
         let placing = Instant::now();
         let id = self.emitter.place(&plan.request, code).map_err(|error| match error {
             e if e.is_full() => Failure::Full,
@@ -214,6 +222,7 @@ impl Fragments {
                 proofs: plan.proofs.clone(),
                 alias_guards,
             },
+            &pcs,
         );
         log(config, Stage::Code, || self.emitter.listing(id).unwrap_or_default());
         // Invalidation knows the fragment before anything leads to it.
@@ -254,6 +263,7 @@ impl Fragments {
             self.stats.branching_loops += u64::from(branches);
         }
         self.stats.fragments += 1;
+        self.stats.linker_fragments += u64::from(linker::has(path.head));
         self.stats.trace_instructions += path.instructions();
         self.stats.code_bytes += size;
         self.stats.compile_nanoseconds += plan.times.compiling();
@@ -304,6 +314,7 @@ impl Plan {
             built.map_err(|e| Failure::Refused(e.0))?;
         self.assumptions = assumptions;
         self.times.build = nanoseconds(building);
+        self.sources = config.jitdump.as_ref().map(|_| Sources::of(&version, &pcs));
         self.built = config
             .count
             .as_ref()

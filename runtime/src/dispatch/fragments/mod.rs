@@ -61,6 +61,7 @@ use crate::config::{RunConfig, Stage, Tier};
 use crate::dispatch::select::judge;
 use crate::kernel::entry::ways_out;
 use crate::observe::stats::Stats;
+use crate::observe::watch::WatchError;
 use chaos::Forcing;
 use dynasour_emitter::blocks::{BlockId, HeadCounts};
 use dynasour_emitter::{Config, Diversion, EmitError, Emitter, ExitId, FragmentId, PendingStore};
@@ -92,6 +93,9 @@ const BLOCK: u32 = 1 << 31;
 /// Native code cannot be set up, or has broken an invariant.
 #[derive(Debug, Error)]
 pub enum FragmentError {
+    /// The file of `--jitdump` cannot be made.
+    #[error(transparent)]
+    Watch(#[from] WatchError),
     /// From the emitter.
     #[error(transparent)]
     Emit(#[from] EmitError),
@@ -200,6 +204,7 @@ impl Fragments {
             returns,
             entry_check,
             names_transfers,
+            is_watched: config.is_watched(),
             way_out: (config.tier == Tier::Direct).then_some(ways_out::make as _),
         })?;
         if config.count.is_some() && !emitter.is_counting() {
@@ -338,6 +343,7 @@ impl Fragments {
     /// # Errors
     /// There is no memory.
     pub fn reset_after_fork(&mut self) -> Result<(), FragmentError> {
+        self.stop_jitdump();
         self.close_ledger();
         self.forget_fragments();
         self.retired = false;

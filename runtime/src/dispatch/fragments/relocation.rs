@@ -57,6 +57,7 @@ impl Fragments {
         let returns = self.emitter.wanted_returns();
         let count = self.emitter.is_counting();
         let names_transfers = self.emitter.will_name_transfers();
+        let is_watched = self.emitter.is_watched();
         let fresh = {
             // The new emitter must not take memory in `range`.
             let _kept_free = free_parts(range);
@@ -67,6 +68,7 @@ impl Fragments {
                 entry_check,
                 count,
                 names_transfers,
+                is_watched,
                 // Direct execution ends before its addresses are given up.
                 way_out: None,
             })

@@ -1,4 +1,5 @@
-//! What the statistics, the ledger of a counting run and the perf map are told about fragments.
+//! What the statistics, the ledger of a counting run, the perf map and tools that watch the code cache
+//! are told about fragments.
 //!
 //! Data: [`Notes`], part of [`Fragments`]; the ledger's own is [`crate::observe::ledger`].
 //! Invariant: the ledger and the perf map are told before the emitter gives the ids of fragments up
@@ -12,8 +13,10 @@ use crate::config::RunConfig;
 use crate::observe::census::Fragment;
 use crate::observe::ledger::{Ledger, Made};
 use crate::observe::perf_map::NamedCode;
-use crate::observe::stats::Stats;
+use crate::observe::stats::{IN_TRACES, Stats};
+use crate::observe::watch::{GuestPcs, Made as MadeCode, WatchError, Watchers};
 use dynasour_emitter::{ExitId, FragmentId};
+use std::ops::Range;
 
 /// What is kept for a report at the end of the run.
 pub struct Notes {
@@ -21,6 +24,8 @@ pub struct Notes {
     ledger: Option<Box<Ledger>>,
     /// The native code noted so far, if a perf map is wanted.
     pieces: Option<Vec<NamedCode>>,
+    /// The tools that are told of code when it is made.
+    watchers: Option<Watchers>,
 }
 
 impl Notes {
@@ -28,6 +33,7 @@ impl Notes {
         Notes {
             ledger: config.count.as_ref().map(|_| Box::default()),
             pieces: config.perf_map.then(Vec::new),
+            watchers: None,
         }
     }
 }
@@ -54,6 +60,7 @@ impl Fragments {
         if let Some(ledger) = &mut self.notes.ledger {
             ledger.made_stub(&self.emitter, stub, exit);
         }
+        self.show_code(&GuestPcs::default());
     }
 
     /// An exit leads to its own side trace again, which was resting.
@@ -63,19 +70,68 @@ impl Fragments {
         }
     }
 
-    /// A trace was compiled to a fragment.
-    pub(super) fn note_made(&mut self, id: FragmentId, made: Made<'_>) {
+    /// A trace was compiled to a fragment, whose code is for the guest instructions at `pcs`.
+    pub(super) fn note_made(&mut self, id: FragmentId, made: Made<'_>, pcs: &GuestPcs) {
         if let Some(ledger) = &mut self.notes.ledger {
             ledger.made(&self.emitter, id, made);
         }
+        self.show_code(pcs);
     }
 
     /// The emitter is about to give up all ids of fragments and exits.
     pub(super) fn close_ledger(&mut self) {
         self.note_pieces();
+        self.show_code(&GuestPcs::default());
+        if let Some(watchers) = &mut self.notes.watchers {
+            watchers.dropped();
+        }
         if let Some(ledger) = &mut self.notes.ledger {
             ledger.close(&self.emitter);
         }
+    }
+
+    /// From now on these tools are told of new code.
+    pub fn watch(&mut self, watchers: Option<Watchers>) {
+        self.notes.watchers = watchers;
+    }
+
+    /// Tells the tools that watch of the code that was made since the last call. `pcs` are those of the
+    /// newest fragment.
+    pub(super) fn show_code(&mut self, pcs: &GuestPcs) {
+        let Some(watchers) = &mut self.notes.watchers else { return };
+        let blocks = self.emitter.take_new_blocks();
+        let cache = self.emitter.cache();
+        let read = |code: &Range<u64>| cache.read(code.start, (code.end - code.start) as usize);
+        for (pc, code) in blocks {
+            watchers.block(MadeCode { bytes: read(&code), code, what: "copy", pc, cold: false });
+        }
+        let fragments = self.emitter.fragments();
+        for (n, f) in fragments.iter().enumerate().skip(watchers.fragments()) {
+            let part = |code: &Range<u64>, cold| MadeCode {
+                bytes: read(code),
+                code: code.clone(),
+                what: &f.version,
+                pc: f.pc,
+                cold,
+            };
+            let none = GuestPcs::default();
+            let pcs = if n + 1 == fragments.len() { pcs } else { &none };
+            watchers.fragment([part(&f.hot, false), part(&f.cold, true)], pcs);
+        }
+    }
+
+    /// The process ends: the tools that watch get what they were not told of yet.
+    ///
+    /// # Errors
+    /// The file of `--jitdump` could not be written, then or before.
+    pub fn end_watch(&mut self) -> Result<(), WatchError> {
+        self.show_code(&GuestPcs::default());
+        self.notes.watchers.as_mut().map_or(Ok(()), Watchers::end)
+    }
+
+    /// In a forked child, of which nothing is reported to `perf`.
+    pub(super) fn stop_jitdump(&mut self) {
+        self.notes.watchers.iter_mut().for_each(Watchers::stop_jitdump);
     }
 
     /// All native code, also that dropped by flushes; none if no perf map is wanted.
@@ -88,7 +144,7 @@ impl Fragments {
     fn note_pieces(&mut self) {
         let Some(pieces) = &mut self.notes.pieces else { return };
         for f in self.emitter.fragments() {
-            let piece = |code: &std::ops::Range<u64>, cold| NamedCode {
+            let piece = |code: &Range<u64>, cold| NamedCode {
                 code: code.clone(),
                 what: f.version.clone(),
                 pc: f.pc,
@@ -116,7 +172,7 @@ impl Fragments {
             return None;
         }
         Some(match self.emitter.fragment_at(host_rip) {
-            Some(_) => "in traces",
+            Some(_) => IN_TRACES,
             None if self.emitter.block_at(host_rip).is_some() => "in copied blocks",
             None => "in lookups and entries",
         })

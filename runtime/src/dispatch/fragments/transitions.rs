@@ -29,6 +29,7 @@ use super::links::again_after;
 use super::{FragmentError, Fragments, SideRequest, perform_store};
 use crate::interp::noncanonical;
 use crate::observe::stats::DeoptReason;
+use crate::observe::watch::GuestPcs;
 use dynasour_emitter::blocks::{Copied, Counted, CounterId};
 use dynasour_emitter::{EmitError, EntryPoint, ExitId, ExitReason, FragmentId, SiteKind, Via};
 use dynasour_guest::ThreadContext;
@@ -118,6 +119,17 @@ impl Fragments {
     /// # Errors
     /// See [`Emitter::copy`](dynasour_emitter::Emitter::copy).
     pub fn find_code(
+        &mut self,
+        pc: u64,
+        code: &dyn Fetch,
+        arrival: Arrival,
+    ) -> Result<FoundCode, EmitError> {
+        let found = self.find(pc, code, arrival);
+        self.show_code(&GuestPcs::default());
+        found
+    }
+
+    fn find(
         &mut self,
         pc: u64,
         code: &dyn Fetch,
