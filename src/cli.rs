@@ -544,6 +544,8 @@ impl RunArgs {
             returns: self.returns,
             entry_check: self.entry_check,
             placement: self.policy,
+            speculation: None,
+            registry: Default::default(),
             chaos: self.chaos,
             sampling,
             race: self.race,

@@ -33,6 +33,14 @@ pub struct CompiledCode {
     pub(crate) extended_live: bool,
 }
 
+impl CompiledCode {
+    /// For each exit, in the order of their numbers, the IR instruction that it belongs to: block and index; none for
+    /// those of instructions that were put before the version.
+    pub fn positions(&self) -> impl Iterator<Item = Option<(u32, u32)>> {
+        self.sites.iter().map(|site| site.position)
+    }
+}
+
 /// Guest registers and the slots that hold their values.
 pub(crate) type Borrowed = SmallVec<[(u8, u16); 8]>;
 

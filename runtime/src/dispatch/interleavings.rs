@@ -308,6 +308,8 @@ pub(super) fn config(tier: Tier) -> RunConfig {
         returns: Default::default(),
         entry_check: None,
         placement: crate::config::placement::DEFAULT,
+        speculation: None,
+        registry: Default::default(),
         chaos: None,
         sampling: Sampling::default(),
         race: RaceMode::Off,

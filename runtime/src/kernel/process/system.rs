@@ -285,6 +285,11 @@ impl System {
         }
     }
 
+    /// Is this the process that the user has started?
+    pub fn is_first(&self) -> bool {
+        self.process.is_first()
+    }
+
     /// The descriptor for the report of this process, if it has to make one.
     pub fn report_to(&self) -> Option<i32> {
         if !self.process.is_first() {
