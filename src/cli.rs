@@ -564,6 +564,7 @@ impl RunArgs {
             perf_map: self.perf_map,
             count,
             follow: !self.no_follow,
+            translator: None,
             argv0: self.argv0,
             seccomp: self.seccomp,
             address_space: self.address_space,

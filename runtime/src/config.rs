@@ -459,6 +459,8 @@ pub struct RunConfig {
     pub count: Option<Count>,
     /// Does a program that the guest executes run under dynasour, too?
     pub follow: bool,
+    /// The command that runs such a program; `None` means the executable of this process.
+    pub translator: Option<PathBuf>,
     /// The guest's argv\[0\], if it differs from [`RunConfig::program`].
     pub argv0: Option<OsString>,
     /// A descriptor of the file that holds the seccomp filters that the guest inherits.

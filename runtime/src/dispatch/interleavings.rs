@@ -328,6 +328,7 @@ pub(super) fn config(tier: Tier) -> RunConfig {
         perf_map: false,
         count: None,
         follow: false,
+        translator: None,
         argv0: None,
         seccomp: None,
         address_space: None,
