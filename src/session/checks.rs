@@ -42,7 +42,6 @@ pub(super) fn placement(
         let before = own[..i].iter().map(|other| other.name());
         if PLACEMENTS.iter().map(|other| other.name()).chain(before).any(|n| n == placement.name())
         {
-            // The name is the placement's own, so it may live shorter than the error.
             return Err(SessionError::PolicyTaken(placement.name()));
         }
     }

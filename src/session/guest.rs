@@ -33,7 +33,7 @@ use std::sync::Arc;
 /// The highest number of a signal (signal(7)).
 const MAX_SIGNAL: i32 = 64;
 /// Exit status of a process that could not become the guest's.
-const NOT_RUNNABLE: i32 = 126;
+pub(super) const NOT_RUNNABLE: i32 = 126;
 /// Descriptors that are looked at where there is no `/proc` (guess).
 const DESCRIPTORS: i32 = 1024;
 
@@ -70,7 +70,7 @@ impl<'p> Start<'p> {
     }
 
     /// In the new process: becomes the guest. Messages go to `sender`, with or without events.
-    pub(super) fn run(mut self, sender: Sender, with_events: bool) -> Infallible {
+    pub(super) fn run(mut self, sender: Sender, with_events: bool) -> ! {
         let status = catch_unwind(AssertUnwindSafe(|| {
             reset_signals();
             events::connect(sender, with_events);

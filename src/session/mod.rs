@@ -164,7 +164,7 @@ struct Guest {
 
 impl Guest {
     /// Starts a process that does `run`. No signal handler of this process runs there.
-    fn fork(run: impl FnOnce() -> std::convert::Infallible) -> Result<Guest, SessionError> {
+    fn fork(run: impl FnOnce()) -> Result<Guest, SessionError> {
         // SAFETY: the sets are filled by the calls. The child runs `run` and nothing else.
         let pid = unsafe {
             let (mut all, mut before): (libc::sigset_t, libc::sigset_t) =
@@ -173,7 +173,8 @@ impl Guest {
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
             let pid = libc::fork();
             if pid == 0 {
-                match run() {}
+                run();
+                libc::_exit(guest::NOT_RUNNABLE);
             }
             let error = io::Error::last_os_error();
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
