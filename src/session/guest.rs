@@ -26,7 +26,7 @@ use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -73,6 +73,7 @@ impl<'p> Start<'p> {
     pub(super) fn run(mut self, sender: Sender, with_events: bool) -> ! {
         let status = catch_unwind(AssertUnwindSafe(|| {
             reset_signals();
+            std::panic::set_hook(Box::new(report_panic));
             events::connect(sender, with_events);
             let (status, why) = match self.become_guest() {
                 Ok(never) => match never {},
@@ -144,6 +145,16 @@ impl<'p> Start<'p> {
             }
         }
         Ok(())
+    }
+}
+
+/// Reports a panic of a policy's or of dynasour's own, without a lock that a thread of the host may have held. A pass's is
+/// reported by the session.
+fn report_panic(panic: &PanicHookInfo<'_>) {
+    if !dynasour_ir::opt::is_guarded() {
+        let text = format!("dynasour: {panic}\n");
+        // SAFETY: the text is as long as said.
+        unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
     }
 }
 

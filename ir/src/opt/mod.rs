@@ -103,7 +103,7 @@ mod unreachable;
 pub use continuation::{ContinuationError, continuation};
 pub use inject::{anchor_for, inject};
 pub use inline::{InlineError, inline};
-pub use registry::{BrokenPass, OwnPass, Position, Registry, RegistryError, guarded};
+pub use registry::{BrokenPass, OwnPass, Position, Registry, RegistryError, guarded, is_guarded};
 pub use shape::{Shape, normalise};
 pub use speculation::{Assumption, resume, specialise};
 

@@ -24,6 +24,7 @@ use super::{OptOptions, PASSES, Pass, pass};
 use crate::verify::verify;
 use crate::version::Version;
 use std::any::Any;
+use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -117,8 +118,25 @@ impl OwnPass {
         version: &mut Version,
         options: &OptOptions,
     ) -> Result<usize, BrokenPass> {
-        guarded(self.name, version, |version| (self.run)(version, options))
+        let context = version.context.clone();
+        let changes = guarded(self.name, version, |version| (self.run)(version, options))?;
+        if version.context == context {
+            return Ok(changes);
+        }
+        // Nobody would see to it that a new fact holds.
+        let why = "its context has changed".to_string();
+        Err(BrokenPass { pass: self.name, version: version.name.clone(), why })
     }
+}
+
+thread_local! {
+    /// Does [`guarded`] catch a panic of this thread?
+    static IS_GUARDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Is a panic of this thread caught and reported as a [`BrokenPass`], so that a panic hook need not report it?
+pub fn is_guarded() -> bool {
+    IS_GUARDED.get()
 }
 
 /// Lets `run`, which belongs to the pass or the placement `name`, change a version; returns how many changes it made.
@@ -130,19 +148,26 @@ pub fn guarded(
     version: &mut Version,
     run: impl FnOnce(&mut Version) -> usize,
 ) -> Result<usize, BrokenPass> {
-    let given = (version.name.clone(), version.region, version.context.clone());
+    let given = (version.name.clone(), version.region, version.context.private_memory());
     let broken = |why| BrokenPass { pass: name, version: given.0.clone(), why };
     // A version with wrong numbers in it may be more than the verifier can read.
+    let outer = IS_GUARDED.replace(true);
     let ran = catch_unwind(AssertUnwindSafe(|| {
         let changes = run(version);
         (changes, verify(version))
     }));
+    IS_GUARDED.set(outer);
     let (changes, verified) =
         ran.map_err(|panic| broken(format!("it panicked: {}", text_of(&*panic))))?;
     // What it knows may hold only because control came from the entry.
     version.optimised |= changes > 0;
-    if (&version.name, version.region) != (&given.0, given.1) || version.context != given.2 {
-        return Err(broken("its name, region or context has changed".to_string()));
+    let changed = [
+        (version.name != given.0, "name"),
+        (version.region != given.1, "region"),
+        (version.context.private_memory() && !given.2, "context"),
+    ];
+    if let Some((_, what)) = changed.iter().find(|(changed, _)| *changed) {
+        return Err(broken(format!("its {what} has changed")));
     }
     verified.map_err(|errors| {
         broken(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))

@@ -182,7 +182,7 @@ impl Dispatcher {
             Failure::Stale => self.mark_known(head),
             // The head gets hot again when there is more time.
             Failure::Refused(AbortReason::TooDear) => {}
-            Failure::Refused(AbortReason::NoGain) if !is_guest_loop => {
+            Failure::Refused(AbortReason::NoGain | AbortReason::BrokenPass) if !is_guest_loop => {
                 self.selector.traces.heads.give_up(head, &*self.selector.traces.policy)
             }
             Failure::Refused(_) => self.selector.traces.heads.penalise(head),
