@@ -11,8 +11,8 @@
 //! The log goes to standard error; standard output is the program's. The exit status is the program's, too. Heads are
 //! hot after 50 executions, so that there is something to see in short programs.
 
-use dynasour::events::{Event, Target};
-use dynasour::{Session, SessionError, Tier};
+use dynasour::events::Target;
+use dynasour::{Event, Session, SessionError, Tier};
 use std::process::ExitCode;
 
 fn line(event: &Event) -> String {

@@ -16,9 +16,9 @@
 //! The table goes to standard error; standard output and the exit status are the program's.
 
 use dynasour::census::{Census, Fragment};
-use dynasour::events::{self, Event};
+use dynasour::events;
 use dynasour::ir::Version;
-use dynasour::{OwnPass, Position, Session, SessionError, Tier};
+use dynasour::{Event, OwnPass, Position, Session, SessionError, Tier};
 use std::collections::{BTreeMap, HashMap};
 use std::process::ExitCode;
 

@@ -64,8 +64,7 @@
 //!
 //! ```
 //! # fn main() -> Result<(), dynasour::SessionError> {
-//! use dynasour::events::Event;
-//! use dynasour::{Session, Tier};
+//! use dynasour::{Event, Session, Tier};
 //!
 //! let mut traces = Vec::new();
 //! let count = "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done";
@@ -176,6 +175,8 @@
 //!   than the main one the translator allocates from that thread's arena, of which 64 MiB are hidden from the guest
 //!   (glibc's `HEAP_MAX_SIZE`); a translator that grows larger is visible in `/proc/self/maps`, and a guest that maps
 //!   at a fixed address could hit it. Run large guests from the main thread.
+//! * *Stack.* The translator's code for the guest's first thread runs on the stack of the thread that runs the session.
+//!   Other guest threads get 4 MiB; a thread of Rust's has 2 MiB unless `Builder::stack_size` says otherwise.
 //! * *Addresses.* A guest with fixed addresses needs them free. Those of ordinary hosts, which can lie anywhere, are
 //!   far from those of ordinary guests; a host that is linked to a fixed low address cannot run a guest linked to the
 //!   same one.
@@ -192,7 +193,7 @@ pub use dynasour_ir::opt::{OwnPass, Position};
 pub use dynasour_runtime::config::{Chaos, CompileThreads, RaceMode, Sampling, Tier};
 pub use dynasour_runtime::observe::census;
 pub use dynasour_runtime::observe::counters::{Counter, Counters};
-pub use dynasour_runtime::observe::events;
+pub use dynasour_runtime::observe::events::{self, Event};
 pub use dynasour_tracer::placement::{BranchAnchor, Placement};
 pub use dynasour_tracer::{DefaultPolicy, RegisterUse, SpeculationPolicy};
 pub use session::{Outcome, Session, SessionBuilder, SessionError, Statistics};

@@ -3,11 +3,11 @@
 //! The host is this test: an ordinary dynamic program at addresses of the kernel's choice, with several threads. Guests
 //! run natively and in sessions, and must print the same and end in the same way.
 
-use dynasour::events::{Event, Reason};
+use dynasour::events::Reason;
 use dynasour::ir::opt::{OptOptions, OptStats, PIPELINE};
 use dynasour::ir::{Op, Version};
 use dynasour::{
-    Chaos, Counters, DefaultPolicy, Gpr, Outcome, OwnPass, Placement, Position, RegisterUse,
+    Chaos, Counters, DefaultPolicy, Event, Gpr, Outcome, OwnPass, Placement, Position, RegisterUse,
     Session, SessionBuilder, SessionError, SpeculationPolicy, Tier,
 };
 use dynasour_testkit::scratch;
@@ -198,6 +198,7 @@ fn guests_find_what_they_would_find_natively() {
             let null = || File::open("/dev/null").expect("a file");
             let session = Session::builder(&program).current_dir(&directory).tier(tier);
             let session = session.stdin(null()).stderr(File::create("/dev/null").expect("a file"));
+            let session = session.subscriber(|_| ());
             let (ran, text) = printed(&directory, session);
             let outcome = ran.unwrap_or_else(|error| panic!("{source} {tier}: {error}"));
             assert_eq!(outcome.status, native.status, "{source} {options:?} {tier}");
@@ -228,6 +229,26 @@ fn signals_and_descriptors_are_as_after_an_execve() {
         assert_eq!(own, native, "{tier}");
     }
     drop(secret);
+}
+
+#[test]
+fn the_host_and_what_it_shares_are_hidden() {
+    let directory = directory("hidden");
+    let own = std::env::current_exe().expect("this program");
+    let counters = Counters::new().expect("memory");
+    for tier in TIERS {
+        let session = Session::builder("cat").arg("/proc/self/maps").tier(tier);
+        let session = session.counters(&counters).subscriber(|_| ());
+        let (ran, maps) = printed(&directory, session);
+        assert!(ran.expect("it runs").status.success());
+        assert!(maps.contains("[heap]") && maps.contains("/cat"), "{tier}:\n{maps}");
+        let hidden = [own.to_str().expect("UTF-8"), "/dev/zero"];
+        assert!(!hidden.iter().any(|name| maps.contains(name)), "{tier}:\n{maps}");
+        // One C library, not that of the host as well.
+        let libraries = maps.lines().filter(|line| line.ends_with("libc.so.6"));
+        let offsets: Vec<_> = libraries.filter_map(|l| l.split_whitespace().nth(2)).collect();
+        assert_eq!(offsets.iter().filter(|offset| **offset == "00000000").count(), 1, "{maps}");
+    }
 }
 
 #[test]
