@@ -17,11 +17,13 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
 pub use crate::kernel::process::limits::Limit;
 pub use dynasour_emitter::{EntryCheck, Returns};
-pub use dynasour_tracer::HEAD_THRESHOLD;
+use dynasour_tracer::Bounded;
 pub use dynasour_tracer::placement::{self, Placement};
+pub use dynasour_tracer::{DefaultPolicy, HEAD_THRESHOLD, SpeculationPolicy};
 
 /// Which executable forms of guest code are used (docs/design.md, "Tiers").
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -375,6 +377,28 @@ pub fn parse_trace_pass(name: &str) -> Result<String, String> {
 /// where it parts from others).
 const MOST_ITERATIONS: u32 = 8;
 
+/// Makes the [`SpeculationPolicy`] of a thread from the default one, which has the threshold and the placement of the
+/// run.
+#[derive(Clone)]
+pub struct Speculation(Arc<MakePolicy>);
+
+type MakePolicy = dyn Fn(DefaultPolicy) -> Box<dyn SpeculationPolicy> + Send + Sync;
+
+impl Speculation {
+    /// That of `make`, which is called once in each thread.
+    pub fn new(
+        make: impl Fn(DefaultPolicy) -> Box<dyn SpeculationPolicy> + Send + Sync + 'static,
+    ) -> Speculation {
+        Speculation(Arc::new(make))
+    }
+}
+
+impl fmt::Debug for Speculation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Speculation")
+    }
+}
+
 /// A run of one guest program.
 #[derive(Clone, Debug)]
 pub struct RunConfig {
@@ -392,6 +416,10 @@ pub struct RunConfig {
     pub entry_check: Option<EntryCheck>,
     /// Decides what traces assume and where their guards stand.
     pub placement: &'static dyn Placement,
+    /// Makes the policy of each thread that says what is hot, if it is not the default one.
+    pub speculation: Option<Speculation>,
+    /// The passes that names mean.
+    pub registry: Arc<opt::Registry>,
     /// Guards that are made to fail at random; `None` forces none.
     pub chaos: Option<Chaos>,
     /// How threads are sampled, if they are.
@@ -436,6 +464,8 @@ pub struct RunConfig {
     pub count: Option<Count>,
     /// Does a program that the guest executes run under dynasour, too?
     pub follow: bool,
+    /// The command that runs such a program; `None` means the executable of this process.
+    pub translator: Option<PathBuf>,
     /// The guest's argv\[0\], if it differs from [`RunConfig::program`].
     pub argv0: Option<OsString>,
     /// A descriptor of the file that holds the seccomp filters that the guest inherits.
@@ -456,6 +486,21 @@ pub struct RunConfig {
 }
 
 impl RunConfig {
+    /// A new thread's policy that says what is hot.
+    pub fn policy(&self) -> Box<dyn SpeculationPolicy> {
+        let default = DefaultPolicy { head_threshold: self.threshold(), placement: self.placement };
+        match &self.speculation {
+            Some(Speculation(make)) => Box::new(Bounded::new(make(default))),
+            None => Box::new(default),
+        }
+    }
+
+    /// Does code of the program that runs the guest change versions?
+    pub fn has_own_code(&self) -> bool {
+        let is_built_in = placement::PLACEMENTS.iter().any(|p| p.name() == self.placement.name());
+        !is_built_in || !self.registry.own().is_empty()
+    }
+
     /// Is a trace made only if it should be faster than the blocks that it replaces, and only
     /// within a budget of compile time? A user who asks for early traces gets all of them.
     pub fn weighs_traces(&self) -> bool {

@@ -201,12 +201,18 @@ fn environment() -> Vec<CString> {
     out
 }
 
-/// The command by which a program that the guest executes is run: dynasour's own executable with
-/// the same options.
+/// The command by which a program that the guest executes is run: dynasour's own executable, or the
+/// one that the configuration names, with the same options.
 fn follow(config: &RunConfig) -> Follow {
     let options = config.child_options.iter().cloned();
     let prefix = [OsString::from("dynasour"), OsString::from("run")].into_iter().chain(options);
-    Follow { prefix: c_strings(prefix), own_options: c_strings(config.own_options.iter().cloned()) }
+    let own = OsStr::new("/proc/self/exe");
+    let translator = c_string(config.translator.as_ref().map_or(own, |path| path.as_os_str()));
+    Follow {
+        translator,
+        prefix: c_strings(prefix),
+        own_options: c_strings(config.own_options.iter().cloned()),
+    }
 }
 
 /// The pages of the vDSO and of the variables that it reads. Its code is not traced: it reads under

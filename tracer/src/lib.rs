@@ -56,7 +56,7 @@ pub use effort::{Budget, Effort};
 pub use guests::{DispatchHeads, GuestLoop, Key as GuestKey};
 pub use heads::{HeadTable, Heat};
 pub use placement::Placement;
-pub use policy::{DefaultPolicy, HEAD_THRESHOLD, SpeculationPolicy};
+pub use policy::{Bounded, DefaultPolicy, HEAD_THRESHOLD, RegisterUse, SpeculationPolicy};
 pub use recorder::{AbortReason, EndReason, HeadKind, Recorder, Recording, TargetKind};
 pub use selector::{NextBlock, Selected, TraceSelector};
 pub use short_loops::{Probe, Verdict};

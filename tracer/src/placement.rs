@@ -50,7 +50,7 @@ pub enum BranchAnchor {
 
 /// A way to choose assumptions and to place their guards. A method must return the same answer at
 /// each call.
-pub trait Placement: Sync {
+pub trait Placement: Send + Sync {
     /// The name for `--policy`.
     fn name(&self) -> &'static str;
 

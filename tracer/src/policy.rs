@@ -13,7 +13,7 @@
 use crate::placement::{self, Placement};
 
 /// Thresholds, limits, and what to speculate on.
-pub trait SpeculationPolicy {
+pub trait SpeculationPolicy: Send {
     /// Executions of a trace head before it is recorded (Dynamo: about 50; see [`HEAD_THRESHOLD`]).
     fn head_threshold(&self) -> u32;
     /// Times an exit is taken before a side trace is recorded from it.
@@ -100,6 +100,50 @@ impl SpeculationPolicy for DefaultPolicy {
     }
 }
 
+/// The most guest instructions in one trace that a policy may ask for (guess: five times those of [`DefaultPolicy`];
+/// compiling a longer path takes seconds).
+const MOST_INSTRUCTIONS: usize = 2000;
+
+/// A policy whose answers are within what the runtime can do, whatever the policy says.
+pub struct Bounded(Box<dyn SpeculationPolicy>);
+
+impl Bounded {
+    /// That of `policy`.
+    pub fn new(policy: Box<dyn SpeculationPolicy>) -> Bounded {
+        Bounded(policy)
+    }
+}
+
+impl SpeculationPolicy for Bounded {
+    fn head_threshold(&self) -> u32 {
+        self.0.head_threshold().max(1)
+    }
+
+    fn exit_threshold(&self) -> u32 {
+        self.0.exit_threshold().max(1)
+    }
+
+    fn max_instructions(&self) -> usize {
+        self.0.max_instructions().clamp(1, MOST_INSTRUCTIONS)
+    }
+
+    fn max_failures(&self) -> u32 {
+        self.0.max_failures().max(1)
+    }
+
+    fn max_versions(&self) -> usize {
+        self.0.max_versions().max(1)
+    }
+
+    fn cache_overflowed(&mut self) {
+        self.0.cache_overflowed();
+    }
+
+    fn placement(&self) -> &'static dyn Placement {
+        self.0.placement()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,5 +156,40 @@ mod tests {
         }
         assert!((1_000..10_000).contains(&policy.head_threshold()), "{}", policy.head_threshold());
         assert!(policy.exit_threshold() > 500);
+    }
+
+    #[test]
+    fn a_policy_that_asks_for_nothing_or_for_all_is_bounded() {
+        struct Odd(usize);
+        impl SpeculationPolicy for Odd {
+            fn head_threshold(&self) -> u32 {
+                self.0 as u32
+            }
+            fn exit_threshold(&self) -> u32 {
+                self.0 as u32
+            }
+            fn max_instructions(&self) -> usize {
+                self.0
+            }
+            fn max_failures(&self) -> u32 {
+                self.0 as u32
+            }
+            fn max_versions(&self) -> usize {
+                self.0
+            }
+            fn cache_overflowed(&mut self) {
+                self.0 += 1;
+            }
+            fn placement(&self) -> &'static dyn Placement {
+                placement::DEFAULT
+            }
+        }
+        let mut none = Bounded::new(Box::new(Odd(0)));
+        assert_eq!((none.head_threshold(), none.exit_threshold()), (1, 1));
+        assert_eq!((none.max_instructions(), none.max_failures(), none.max_versions()), (1, 1, 1));
+        none.cache_overflowed();
+        none.cache_overflowed();
+        assert_eq!(none.head_threshold(), 2);
+        assert_eq!(Bounded::new(Box::new(Odd(1 << 30))).max_instructions(), MOST_INSTRUCTIONS);
     }
 }

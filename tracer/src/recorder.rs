@@ -79,6 +79,8 @@ pub enum AbortReason {
     Inconsistent,
     /// It was shown that the trace does not do what was recorded (`--prove-traces`).
     Refuted,
+    /// A pass of the program that runs the guest has left an invalid version ([`dynasour_ir::opt::OwnPass`]).
+    BrokenPass,
 }
 
 /// Why a recording ended in a trace.

@@ -27,7 +27,7 @@
 use crate::build::{Path, Step, TraceShape};
 use crate::guests::DispatchHeads;
 use crate::heads::{HeadTable, Heat};
-use crate::policy::DefaultPolicy;
+use crate::policy::SpeculationPolicy;
 use crate::recorder::{AbortReason, EndReason, HeadKind, Recorder, Recording, TargetKind};
 use crate::short_loops::{Probe, Verdict};
 use crate::survival::Survival;
@@ -83,7 +83,7 @@ struct Active {
 /// Counts heads, records paths and decides about them, for one thread.
 pub struct TraceSelector {
     /// The speculation policy.
-    pub policy: DefaultPolicy,
+    pub policy: Box<dyn SpeculationPolicy>,
     /// Counters of trace heads.
     pub heads: HeadTable,
     /// What is known of dispatch loops.
@@ -115,9 +115,14 @@ pub struct TraceSelector {
 impl TraceSelector {
     /// A selector that has counted nothing. With `judge`, paths are judged by what a trace of them
     /// would save. A trace holds at most so many iterations of a loop.
-    pub fn new(policy: DefaultPolicy, judge: Option<Judge>, iterations: u32) -> TraceSelector {
+    pub fn new(
+        policy: Box<dyn SpeculationPolicy>,
+        judge: Option<Judge>,
+        iterations: u32,
+    ) -> TraceSelector {
+        let guest_loops = policy.placement().speculate_guest_loops();
         TraceSelector {
-            dispatch: DispatchHeads::new(policy.placement.speculate_guest_loops(), judge.is_some()),
+            dispatch: DispatchHeads::new(guest_loops, judge.is_some()),
             policy,
             heads: HeadTable::default(),
             active: None,
@@ -146,7 +151,7 @@ impl TraceSelector {
         self.started = Instant::now();
         self.judges_path = self.judge.is_some();
         self.observes_path = self.judges_path || self.iterations > 1;
-        let recorder = Recorder::new(block.pc, kind, stable, around.into(), &self.policy);
+        let recorder = Recorder::new(block.pc, kind, stable, around.into(), &*self.policy);
         self.active = Some(Active { recorder, block });
     }
 
@@ -190,7 +195,7 @@ impl TraceSelector {
 
     /// Counts an execution of the head at `pc`.
     pub fn count(&mut self, pc: u64, gpr: &[u64; 16], kind: HeadKind) -> Option<Selected> {
-        let Heat::Hot { stable } = self.heads.count(pc, gpr, &self.policy) else { return None };
+        let Heat::Hot { stable } = self.heads.count(pc, gpr, &*self.policy) else { return None };
         let stable = Gpr::all()
             .filter(|g| stable & (1 << g.number()) != 0)
             .map(|g| (g, gpr[g.number()]))

@@ -125,6 +125,12 @@ impl CompiledCode {
         &self.encoded.positions
     }
 
+    /// For each exit, in the order of their numbers, the IR instruction that it belongs to: block and index; none for
+    /// those of instructions that were put before the version.
+    pub fn exit_positions(&self) -> impl Iterator<Item = Option<(u32, u32)>> {
+        self.sites.iter().map(|site| site.position)
+    }
+
     /// What the code costs: its loop, if it has one, or else all from its entry to its end.
     pub fn cost(&self) -> u32 {
         let code = &self.encoded;

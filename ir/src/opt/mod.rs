@@ -35,6 +35,7 @@
 //! | `continuation` | | a version that begins at an anchor in the middle of another |
 //! | `inline` | | puts another region's version in place of the exit to it |
 //! | `golden` | | runs what a golden file says |
+//! | `registry` | | passes of a program's own |
 //!
 //! `rules`, `conditions`, `address` and `bounds` belong to `simplify`, `alias_plan` to `alias`; `facts` and `known` to
 //! `constants` and `redundant`; `loops` to `hoist` and `licm`; `closed_form` to `continuation`.
@@ -89,6 +90,7 @@ mod params;
 mod peel;
 mod read_only;
 mod redundant;
+mod registry;
 mod rules;
 mod shape;
 mod simplify;
@@ -101,11 +103,14 @@ mod unreachable;
 pub use continuation::{ContinuationError, continuation};
 pub use inject::{anchor_for, inject};
 pub use inline::{InlineError, inline};
+pub use registry::{BrokenPass, OwnPass, Position, Registry, RegistryError, guarded, is_guarded};
 pub use shape::{Shape, normalise};
 pub use speculation::{Assumption, resume, specialise};
 
 use crate::predict::{NativeResults, Surroundings};
 use crate::version::Version;
+use registry::Known;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// Called with the pass's name and the version after it.
@@ -140,6 +145,8 @@ pub struct OptOptions<'a> {
     /// access that the guard was to prevent may fault. That is right, because the fault takes the
     /// same anchor, but dearer than a guard that fails.
     pub delay_past_faults: bool,
+    /// The passes that names mean; `None`: those of [`PASSES`] only.
+    pub registry: Option<&'a Registry>,
 }
 
 impl Default for OptOptions<'_> {
@@ -155,6 +162,7 @@ impl Default for OptOptions<'_> {
             native_results: NativeResults::default(),
             constant_memory: None,
             delay_past_faults: true,
+            registry: None,
         }
     }
 }
@@ -437,6 +445,8 @@ pub struct OptStats {
     pub insts_before: usize,
     /// Each pass that ran, in order.
     pub passes: Vec<PassStat>,
+    /// The own pass that has broken the version, which must not be used then. No pass ran behind it.
+    pub broken: Option<BrokenPass>,
 }
 
 impl OptStats {
@@ -451,60 +461,98 @@ pub fn optimise(version: &mut Version, options: &OptOptions) -> OptStats {
     run_pipeline(version, PIPELINE, options)
 }
 
-/// Runs the passes of a pipeline in order, unless the options name other passes. Names of no pass
-/// are ignored, and a `base` version is not changed.
+/// Runs the passes of a pipeline in order, unless the options name other passes, and the own passes of the registry
+/// that belong there. Names of no pass are ignored, and a `base` version is not changed.
 ///
-/// A pass that appears again in the pipeline runs only if a pass that can give it work has changed
+/// A built-in pass that appears again in the pipeline runs only if a pass that can give it work has changed
 /// something since.
 pub fn run_pipeline(version: &mut Version, pipeline: &[&str], options: &OptOptions) -> OptStats {
-    let mut stats = OptStats { insts_before: count(version), passes: Vec::new() };
+    let mut run = Run::new(version, options);
     if version.is_base() {
-        return stats;
+        return run.stats;
     }
     verified(version);
     let chosen: Option<Vec<&str>> =
         options.passes.as_ref().map(|names| names.iter().map(String::as_str).collect());
-    for pass in chosen.as_deref().unwrap_or(pipeline).iter().filter_map(|n| pass(n)) {
-        let before = stats.passes.iter().rposition(|p| p.name == pass.name);
-        let changed = |since: &[PassStat]| {
-            since.iter().any(|p| p.changes > 0 && pass.again_after.contains(&p.name))
-        };
-        if before.is_none_or(|i| changed(&stats.passes[i + 1..])) {
-            stats.passes.extend(run_pass(version, pass, options));
+    for name in run.registry.arranged(chosen.as_deref().unwrap_or(pipeline)) {
+        let Some(pass) = run.registry.find(name) else { continue };
+        if run.has_work(&pass) && !run.pass(version, &pass) {
+            return run.stats;
         }
     }
     verified(version);
-    stats
+    run.stats
 }
 
 /// Runs the named passes in order; names of no pass are ignored.
 pub fn optimise_with(version: &mut Version, names: &[&str], options: &OptOptions) -> OptStats {
-    let mut stats = OptStats { insts_before: count(version), passes: Vec::new() };
+    let mut run = Run::new(version, options);
     if !version.is_base() {
         verified(version);
-        let passes = names.iter().filter_map(|n| pass(n));
-        stats.passes.extend(passes.filter_map(|pass| run_pass(version, pass, options)));
+        for pass in names.iter().filter_map(|name| run.registry.find(name)) {
+            if !run.pass(version, &pass) {
+                return run.stats;
+            }
+        }
         verified(version);
     }
-    stats
+    run.stats
 }
 
-/// Runs a pass unless the options leave it out. Debug builds verify the version after each pass that
-/// changed something; the callers verify it before the first pass and after the last.
-fn run_pass(version: &mut Version, pass: &Pass, options: &OptOptions) -> Option<PassStat> {
-    if options.skip.iter().any(|s| s == pass.name) {
-        return None;
+/// A run of passes.
+struct Run<'a> {
+    options: &'a OptOptions<'a>,
+    registry: &'a Registry,
+    stats: OptStats,
+}
+
+impl<'a> Run<'a> {
+    fn new(version: &Version, options: &'a OptOptions<'a>) -> Run<'a> {
+        static BUILT_IN: LazyLock<Registry> = LazyLock::new(Registry::default);
+        let stats = OptStats { insts_before: count(version), ..OptStats::default() };
+        Run { options, registry: options.registry.unwrap_or(&BUILT_IN), stats }
     }
-    let start = Instant::now();
-    let changes = pass.run(version, options);
-    let time = start.elapsed();
-    if changes > 0 {
-        verified(version);
+
+    /// Has another pass changed something since this one ran, so that it may find something again?
+    fn has_work(&self, pass: &Known) -> bool {
+        let Known::BuiltIn(pass) = pass else { return true };
+        let before = self.stats.passes.iter().rposition(|p| p.name == pass.name);
+        let gives_work = |p: &PassStat| {
+            let is_own = || self.registry.own().iter().any(|own| own.name() == p.name);
+            p.changes > 0 && (pass.again_after.contains(&p.name) || is_own())
+        };
+        before.is_none_or(|i| self.stats.passes[i + 1..].iter().any(gives_work))
     }
-    if let Some(hook) = options.after_pass {
-        hook(pass.name, version);
+
+    /// Runs a pass unless the options leave it out. Debug builds verify the version after each pass that
+    /// changed something; the callers verify it before the first pass and after the last. False if an own pass has
+    /// broken the version.
+    fn pass(&mut self, version: &mut Version, pass: &Known) -> bool {
+        let name = pass.name();
+        if self.options.skip.iter().any(|s| s == name) {
+            return true;
+        }
+        let start = Instant::now();
+        let changes = match pass {
+            Known::BuiltIn(pass) => pass.run(version, self.options),
+            Known::Own(own) => match own.run(version, self.options) {
+                Ok(changes) => changes,
+                Err(broken) => {
+                    self.stats.broken = Some(broken);
+                    return false;
+                }
+            },
+        };
+        let time = start.elapsed();
+        if changes > 0 {
+            verified(version);
+        }
+        if let Some(hook) = self.options.after_pass {
+            hook(name, version);
+        }
+        self.stats.passes.push(PassStat { name, changes, insts: count(version), time });
+        true
     }
-    Some(PassStat { name: pass.name, changes, insts: count(version), time })
 }
 
 /// Debug builds panic if the version breaks a rule.

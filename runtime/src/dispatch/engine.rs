@@ -17,6 +17,7 @@ use crate::kernel::process::Registers;
 use crate::kernel::process::{self, ThreadBody};
 use crate::kernel::process::{Engine, System};
 use crate::kernel::signal;
+use crate::observe::events;
 use dynasour_guest::ThreadContext;
 use dynasour_tracer::AbortReason;
 use std::ops::Range;
@@ -78,6 +79,7 @@ impl Engine for Dispatcher {
     }
 
     fn after_fork_child(&mut self) {
+        events::disconnect();
         if !self.copies_blocks() {
             self.selector.leave_heads_uncounted();
         }

@@ -423,7 +423,7 @@ impl Dispatcher {
             patches::take_back(&(pc..pc + 1));
         }
         let TraceSelector { heads, policy, .. } = &mut self.selector.traces;
-        heads.give_up(pc, policy);
+        heads.give_up(pc, &**policy);
         self.mark(pc);
     }
 

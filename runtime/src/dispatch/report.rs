@@ -11,16 +11,19 @@
 use super::Dispatcher;
 use crate::kernel::process;
 use crate::kernel::process::System;
+use crate::observe::events;
 use crate::observe::perf_map;
+use crate::observe::stats::Stats;
 use std::sync::atomic::Ordering;
 
 impl Dispatcher {
     /// Writes the reports that the user asked for, if this is the process that the user started.
     pub(super) fn write_report(&mut self, system: &System) {
+        if system.is_first() {
+            events::statistics(|| self.statistics(system));
+        }
         let Some(to) = system.report_to() else { return };
-        self.publish_counts();
-        let mut stats = self.machine.stats();
-        stats.signals = system.delivered();
+        let stats = self.statistics(system);
         let config = &self.machine.config;
         let mut text = String::new();
         if let Some(path) = &config.stats_json {
@@ -58,10 +61,17 @@ impl Dispatcher {
         process::write_all(to, text.as_bytes());
     }
 
+    fn statistics(&self, system: &System) -> Stats {
+        self.publish_counts();
+        let mut stats = self.machine.stats();
+        stats.signals = system.delivered();
+        stats
+    }
+
     /// Copies the thread's own counts to its [`Peer`](super::peers::Peer), where all can read them.
     pub(super) fn publish_counts(&self) {
         self.peer.blocks.store(self.interp.block_count() as u64, Ordering::Relaxed);
-        let given_up = self.selector.traces.heads.blacklisted(&self.selector.traces.policy);
+        let given_up = self.selector.traces.heads.blacklisted(&*self.selector.traces.policy);
         self.peer.blacklisted.store(given_up as u64, Ordering::Relaxed);
     }
 }

@@ -20,8 +20,7 @@ use crate::memory;
 use dynasour_guest::ThreadContext;
 use dynasour_tracer::worth::Judge;
 use dynasour_tracer::{
-    AbortReason, DefaultPolicy, HeadKind, NextBlock, Selected, Surroundings, TargetKind,
-    TraceSelector,
+    AbortReason, HeadKind, NextBlock, Selected, Surroundings, TargetKind, TraceSelector,
 };
 
 /// `user` word: no native code is known to start at this block.
@@ -66,11 +65,9 @@ impl Selector {
     /// A selector with the thresholds of `config`, which records no code in the range that `untraced`
     /// returns.
     pub fn new(config: &RunConfig, untraced: fn() -> std::ops::Range<u64>) -> Selector {
-        let policy =
-            DefaultPolicy { head_threshold: config.threshold(), placement: config.placement };
         let weighs = config.measures_paths().then(|| judge(config));
         Selector {
-            traces: TraceSelector::new(policy, weighs, config.iterations()),
+            traces: TraceSelector::new(config.policy(), weighs, config.iterations()),
             copies_blocks: config.copies_blocks(),
             interprets_first: config.interprets_first(),
             sampled: 0,
@@ -150,7 +147,7 @@ impl Selector {
 
     /// In a forked child: the next executions of heads are not counted; see [`UNCOUNTED_HEADS`].
     pub fn leave_heads_uncounted(&mut self) {
-        self.uncounted = self.traces.policy.head_threshold.saturating_mul(UNCOUNTED_HEADS);
+        self.uncounted = self.traces.policy.head_threshold().saturating_mul(UNCOUNTED_HEADS);
     }
 
     /// Counts an execution of the trace head `to`, which the guest is about to execute.

@@ -307,7 +307,7 @@ impl Dispatcher {
             // Guest code in place may have executed x87 instructions; no trace there does.
             x87_pointer::loaded(context);
         }
-        let after = match fragments.after_native(left, context, &self.selector.traces.policy) {
+        let after = match fragments.after_native(left, context, &*self.selector.traces.policy) {
             Ok(after) => after,
             Err(error) => broken(&format!("leaving native code: {error}")),
         };

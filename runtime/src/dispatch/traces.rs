@@ -30,12 +30,11 @@ use super::select::{
 use crate::changes::patches;
 use crate::config::{Stage, Tier};
 use crate::memory;
+use crate::observe::events::{self, Event};
 use crate::observe::profile::{Phase, during};
 use dynasour_emitter::blocks::{CounterId, HeadCounts};
 use dynasour_guest::ThreadContext;
-use dynasour_tracer::{
-    AbortReason, HeadKind, Path, Place, Selected, SpeculationPolicy, TargetKind, worth,
-};
+use dynasour_tracer::{AbortReason, HeadKind, Path, Place, Selected, TargetKind, worth};
 use std::ops::Range;
 
 /// The weight of an arrival at a block from native code or from outside; an arrival in the
@@ -99,7 +98,7 @@ impl Dispatcher {
             return Err(Failure::Refused(AbortReason::TooDear));
         }
         let (config, policy, side) =
-            (&self.machine.config, &self.selector.traces.policy, self.side_request.take());
+            (&self.machine.config, &*self.selector.traces.policy, self.side_request.take());
         let Some(mut fragments) = self.machine.fragments() else { return Err(Failure::Stale) };
         let mut plan = fragments.plan(&path, side, config, policy)?;
         plan.times.record = self.selector.traces.recording_nanoseconds();
@@ -183,8 +182,8 @@ impl Dispatcher {
             Failure::Stale => self.mark_known(head),
             // The head gets hot again when there is more time.
             Failure::Refused(AbortReason::TooDear) => {}
-            Failure::Refused(AbortReason::NoGain) if !is_guest_loop => {
-                self.selector.traces.heads.give_up(head, &self.selector.traces.policy)
+            Failure::Refused(AbortReason::NoGain | AbortReason::BrokenPass) if !is_guest_loop => {
+                self.selector.traces.heads.give_up(head, &*self.selector.traces.policy)
             }
             Failure::Refused(_) => self.selector.traces.heads.penalise(head),
         }
@@ -280,6 +279,9 @@ impl Dispatcher {
 
     /// Counts that no trace was made for `head`; for none, if it is not known.
     fn count_abort(&self, head: Option<u64>, reason: AbortReason) {
+        if let Some(pc) = head {
+            events::emit(|| Event::Failed { pc, reason: format!("{reason:?}") });
+        }
         if let Some(mut fragments) = self.machine.fragments() {
             fragments.stats.aborted(head, reason);
         }
@@ -316,7 +318,7 @@ impl Dispatcher {
         }
         drop(fragments);
         let traces = &mut self.selector.traces;
-        traces.heads.skip(pc, executions.saturating_sub(1), &traces.policy);
+        traces.heads.skip(pc, executions.saturating_sub(1), &*traces.policy);
         let traceable = match self.interp.entry(pc) {
             Ok(entry) if self.selector.may_trace(entry) => {
                 Some(self.selector.traces.arrive(pc, &context.gpr, kind))
@@ -336,7 +338,7 @@ impl Dispatcher {
 
     /// Sets a head's counter so that it leaves when the selector has to count the head again.
     fn set_counter(&mut self, pc: u64, counter: CounterId) {
-        match self.selector.traces.heads.due(pc, &self.selector.traces.policy) {
+        match self.selector.traces.heads.due(pc, &*self.selector.traces.policy) {
             Some(due) => {
                 if let Some(mut fragments) = self.machine.fragments() {
                     fragments.set_counter(pc, counter, due);
@@ -388,7 +390,7 @@ impl Dispatcher {
             return self.postpone_side_trace(side);
         }
         let given_up =
-            self.selector.traces.heads.is_blacklisted(context.rip, &self.selector.traces.policy);
+            self.selector.traces.heads.is_blacklisted(context.rip, &*self.selector.traces.policy);
         match self.interp.entry(context.rip) {
             Ok(entry) if !given_up && self.selector.may_trace(entry) => {
                 // A recording of kind `Exit` continues past a backward branch. Where code is interpreted
@@ -454,7 +456,7 @@ impl Dispatcher {
     fn postpone_side_trace(&mut self, side: SideRequest) {
         let code = self.interp.code();
         let stub = self.machine.fragments().and_then(|mut fragments| {
-            fragments.postpone_side_trace(side, &*code, &self.selector.traces.policy);
+            fragments.postpone_side_trace(side, &*code, &*self.selector.traces.policy);
             fragments.take_wanted_stub()
         });
         if let Some(work) = stub {
@@ -467,7 +469,7 @@ impl Dispatcher {
         let threshold = match self.machine.config.tier {
             _ if self.machine.config.samples() => 0,
             Tier::Full | Tier::Dynamo if self.copies_blocks() => {
-                self.selector.traces.heads.due(u64::MAX, &self.selector.traces.policy).unwrap_or(1)
+                self.selector.traces.heads.due(u64::MAX, &*self.selector.traces.policy).unwrap_or(1)
             }
             _ => 0,
         };

@@ -108,8 +108,8 @@ pub fn guard(
     })
 }
 
-/// `branch@401136.3+alias@40114a`
-fn site(origins: &Origins) -> String {
+/// The name of a guard: `branch@401136.3+alias@40114a`
+pub fn site(origins: &Origins) -> String {
     let mut site = String::new();
     for Origin { kind, pc, step } in origins.iter() {
         let separator = if site.is_empty() { "" } else { "+" };

@@ -5,6 +5,7 @@
 //! | [`attempts`] | the heads at which traces were tried, and what became of them |
 //! | [`census`] | the document that `explain` and `guards` read: fragments, guards, counts |
 //! | [`certificate`] | what `--verify-traces` and `--prove-traces` have shown |
+//! | [`channel`], [`events`], [`counters`] | what a program is told that has started the guest |
 //! | [`describe`] | paths and guards in the terms of a census |
 //! | [`ledger`] | the records of a counting run, from which a census is made |
 //! | [`linker`] | where the guest's dynamic linker lies, which is counted apart |
@@ -16,7 +17,10 @@
 pub mod attempts;
 pub mod census;
 pub mod certificate;
+pub mod channel;
+pub mod counters;
 pub(crate) mod describe;
+pub mod events;
 pub(crate) mod ledger;
 pub(crate) mod linker;
 pub(crate) mod perf_map;

@@ -57,6 +57,7 @@ impl Fragments {
                 if matches!(self.emitter.copy(pc, code)?, Copied::Entry(_)) {
                     self.emitter.link_end(exit)?;
                     self.stats.links += 1;
+                    self.tell_linked_to_place(exit);
                 }
             }
         }

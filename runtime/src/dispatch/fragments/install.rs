@@ -17,20 +17,21 @@
 
 use super::links::exits::Event;
 use super::race::Starts;
-use super::{Fragments, Role, SideRequest};
+use super::{Fragments, Role, SideRequest, telling};
 use crate::config::{RunConfig, Stage};
 use crate::dispatch::footprint::NotedCode;
 use crate::dispatch::validation;
 use crate::observe::attempts::Outcome;
 use crate::observe::census::CompileTimes;
 use crate::observe::certificate::{Certificate, Proof};
+use crate::observe::events;
 use crate::observe::ledger::{BuiltText, Made};
 use crate::observe::linker;
 use crate::observe::profile::{Phase, during};
 use crate::observe::watch::{GuestPcs, Sources};
 use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
 use dynasour_emitter::{EmitError, EntryState, ExitId};
-use dynasour_ir::opt::{self, OptOptions, Shape};
+use dynasour_ir::opt::{self, OptOptions, OptStats, Shape};
 use dynasour_ir::predict::NativeResults;
 use dynasour_ir::validate::Start;
 use dynasour_ir::{Context, Fact, Term, Version};
@@ -201,6 +202,7 @@ impl Fragments {
         let pcs = plan.sources.as_ref().map_or_else(GuestPcs::default, |sources| {
             GuestPcs::of(code.positions(), &sources.pcs(version))
         });
+        let guards = telling::guards(version, &code);
         let placing = Instant::now();
         let id = self.emitter.place(&plan.request, code).map_err(|error| match error {
             e if e.is_full() => Failure::Full,
@@ -261,6 +263,10 @@ impl Fragments {
             self.stats.loop_fragments += 1;
             let branches = version.blocks.iter().any(|b| matches!(b.term, Term::Branch { .. }));
             self.stats.branching_loops += u64::from(branches);
+        }
+        self.tell_made(id, version, path, side_exit, plan.times, guards);
+        if let Some(exit) = side_exit {
+            self.tell_linked(exit, id);
         }
         self.stats.fragments += 1;
         self.stats.linker_fragments += u64::from(linker::has(path.head));
@@ -352,6 +358,7 @@ impl Plan {
             passes,
             skip,
             alias_guards,
+            registry: Some(&config.registry),
             entry,
             native_results,
             constant_memory: Some(&constant),
@@ -361,9 +368,13 @@ impl Plan {
             options.peel_limit = MOST_PEELED_OF_GUEST_LOOPS;
         }
         let optimising = Instant::now();
-        let ran = during(Phase::Optimise, || config.placement.optimise(&mut version, &options));
+        let ran = during(Phase::Optimise, || passed(config, &mut version, &options));
         self.times.optimise = nanoseconds(optimising);
         log(config, Stage::Opt, || version.to_string());
+        if let Some(broken) = &ran.broken {
+            events::broken(broken);
+            return Err(Failure::Refused(AbortReason::BrokenPass));
+        }
         if path.guest.is_some() && opt::normalise(&mut version) == Some(Shape::Linear) {
             // What it assumes does not hold in its own second iteration.
             return Err(Failure::Refused(AbortReason::Inconsistent));
@@ -427,6 +438,21 @@ impl Plan {
         self.times.emit = nanoseconds(emitting);
         compiled.map_err(|error| refused(config, version, &error))
     }
+}
+
+/// Runs the passes of the configuration's placement. If it is the user's, or has passes of his, the result is verified
+/// once more, since a placement may do anything to a version.
+fn passed(config: &RunConfig, version: &mut Version, options: &OptOptions) -> OptStats {
+    if !config.has_own_code() {
+        return config.placement.optimise(version, options);
+    }
+    let mut stats = OptStats::default();
+    let placed = opt::guarded(config.placement.name(), version, |version| {
+        stats = config.placement.optimise(version, options);
+        0
+    });
+    stats.broken = stats.broken.take().or(placed.err());
+    stats
 }
 
 /// The failure of a version that the emitter refuses.

@@ -11,6 +11,7 @@
 //! | [`relocation`] | the code cache moves elsewhere |
 //! | [`head_counting`] | counters of heads, and pauses of counting |
 //! | [`chaos`] | guards that are forced to fail |
+//! | [`telling`] | what subscribers to events are told |
 //! | [`reporting`] | what statistics, the ledger and the perf map are told |
 //!
 //! A region may have several fragments, its *versions* ([`links::regions`]). The first version is
@@ -52,6 +53,7 @@ mod race;
 mod relocation;
 mod removal;
 mod reporting;
+mod telling;
 mod transitions;
 mod undo;
 
@@ -60,6 +62,7 @@ use crate::changes::host;
 use crate::config::{RunConfig, Stage, Tier};
 use crate::dispatch::select::judge;
 use crate::kernel::entry::ways_out;
+use crate::observe::events::{self, Event};
 use crate::observe::stats::Stats;
 use crate::observe::watch::WatchError;
 use chaos::Forcing;
@@ -176,6 +179,8 @@ pub struct Fragments {
     heads: HeadCounts,
     counting: HeadCounting,
     notes: Notes,
+    /// The guards that a subscriber to events knows by name.
+    sites: telling::Sites,
     /// A resolved stub that the dispatcher is to compile.
     wanted_stub: Option<StubWork>,
     /// The number of changes of links since they were verified; see `fragments/links/verify.rs`.
@@ -232,6 +237,7 @@ impl Fragments {
             heads: HeadCounts::default(),
             counting: HeadCounting::default(),
             notes: Notes::new(config),
+            sites: telling::Sites::default(),
             wanted_stub: None,
             unverified: 0,
             stats: Stats::default(),
@@ -323,6 +329,7 @@ impl Fragments {
             return false;
         }
         self.stats.flushes += 1;
+        events::emit(|| Event::Flush);
         self.emitter.retire_all();
         self.forget_fragments();
         self.links_changed();
@@ -358,6 +365,7 @@ impl Fragments {
         self.side_traces.clear();
         self.exits.clear();
         self.lives.clear();
+        self.sites.clear();
         self.dispatching.clear();
         self.new_dispatch = None;
         self.counting.clear();

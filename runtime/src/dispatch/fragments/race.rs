@@ -30,6 +30,7 @@ use super::{Fragments, Role, SideRequest};
 use crate::changes::patches;
 use crate::config::RaceMode;
 use crate::dispatch::thread_time;
+use crate::observe::events::Why;
 use crate::observe::stats::RaceResult;
 use dynasour_emitter::codegen::Request;
 use dynasour_emitter::{EmitError, ExitId, FragmentId, StartKey, can_tell_start};
@@ -288,7 +289,7 @@ impl Fragments {
             self.races.kept.insert(racer.fragment, *racer);
             self.lead_back(racer);
         } else {
-            self.drop_versions(racer.pc, |_, _| true);
+            self.drop_versions(racer.pc, Why::LostRace, |_, _| true);
             self.dispatching.remove(&racer.pc);
         }
         self.links_changed();

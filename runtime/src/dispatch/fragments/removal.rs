@@ -20,6 +20,7 @@
 
 use super::links::exits::Event;
 use super::{FragmentId, Fragments, Role};
+use crate::observe::events::Why;
 use dynasour_emitter::blocks::Doomed;
 use std::ops::Range;
 
@@ -68,6 +69,7 @@ impl Fragments {
         }
         if !touched.is_empty() {
             let ids: Vec<FragmentId> = touched.into_iter().map(|(id, _)| id).collect();
+            self.tell_invalidated(&ids, Why::CodeTouched);
             self.emitter.put_to_rest(&ids);
             self.stats.rested += ids.len() as u64;
         }

@@ -28,6 +28,7 @@ use super::head_counting::follows_call;
 use super::links::again_after;
 use super::{FragmentError, Fragments, SideRequest, perform_store};
 use crate::interp::noncanonical;
+use crate::observe::events::Reason;
 use crate::observe::stats::DeoptReason;
 use crate::observe::watch::GuestPcs;
 use dynasour_emitter::blocks::{Copied, Counted, CounterId};
@@ -152,6 +153,7 @@ impl Fragments {
                 {
                     self.emitter.link(exit, fragment)?;
                     self.stats.links += 1;
+                    self.tell_linked(exit, fragment);
                     self.links_changed();
                 }
                 return match entry {
@@ -236,6 +238,7 @@ impl Fragments {
             Arrival::End(exit) => {
                 self.emitter.link_end(exit)?;
                 self.stats.links += 1;
+                self.tell_linked_to_place(exit);
             }
         }
         if arrival != Arrival::WithoutProgress {
@@ -357,14 +360,18 @@ impl Fragments {
             SiteKind::Guard => {
                 let chaos = self.chaos.is_some();
                 self.stats.deopt(if chaos { DeoptReason::Chaos } else { DeoptReason::Guard });
+                let reason = if chaos { Reason::Chaos } else { Reason::Guard };
+                self.tell_deopt(exit, context.rip, reason);
                 self.guard_left(exit, context.rip, policy)
             }
             SiteKind::Fault => {
                 self.stats.deopt(DeoptReason::Fault);
+                self.tell_deopt(exit, context.rip, Reason::Fault);
                 AfterNative::Interpret
             }
             SiteKind::Poll => {
                 self.stats.deopt(DeoptReason::Poll);
+                self.tell_deopt(exit, context.rip, Reason::Poll);
                 AfterNative::Continue(self.after_exit(exit, context.rip))
             }
         })

@@ -11,6 +11,7 @@
 
 use super::{Fragments, SideRequest};
 use crate::memory;
+use crate::observe::events::Why;
 use dynasour_emitter::FragmentId;
 use dynasour_guest::ThreadContext;
 use dynasour_tracer::{Assumption, GuestKey, Place};
@@ -53,7 +54,7 @@ impl Fragments {
             |id: &FragmentId| self.lives.assumptions(*id).iter().any(|a| places.contains(&a.place));
         let dropped: Vec<FragmentId> = region.fragments.iter().copied().filter(same).collect();
         let keys = dropped.iter().filter_map(|id| self.lives.key(*id).cloned()).collect();
-        self.drop_versions(head, |_, id| dropped.contains(&id));
+        self.drop_versions(head, Why::AssumptionFailed, |_, id| dropped.contains(&id));
         self.stats.undone += places.len() as u64;
         Some(Undone { head, keys, places, were_all: self.first_version(head).is_none() })
     }

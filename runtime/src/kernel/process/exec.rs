@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! guest:   execve(PATH, [A0, A1, …], ENV)
-//! kernel:  execve("/proc/self/exe", [PREFIX…, "--argv0=A0", "--", PATH, A1, …], ENV)
+//! kernel:  execve(TRANSLATOR, [PREFIX…, "--argv0=A0", "--", PATH, A1, …], ENV)
 //! ```
 //!
+//! TRANSLATOR is `/proc/self/exe`, unless the process is that of a program which has started the guest by the library.
 //! PATH is passed as the guest wrote it; with `--argv0` it is not searched for in `$PATH`. The
 //! kernel reads A1… and ENV from the guest's own memory. The target is checked before the call,
 //! because after a successful call no guest is left to which an error could be returned.
@@ -54,6 +55,8 @@ const MOST_ARGUMENTS: usize = (6 << 20) / 8;
 
 /// How new programs are translated.
 pub struct Follow {
+    /// The file of the translator.
+    pub translator: CString,
     /// The first strings of the new argv: the translator's `argv[0]`, `run`, options.
     pub prefix: Vec<CString>,
     /// Options that follow `prefix` only in the process that the user started.
@@ -301,7 +304,7 @@ impl System {
             unsafe { libc::close(fd) };
         }
         match done {
-            // The path was found, so `/proc/self/exe` was not.
+            // The path was found, so the translator was not.
             done if done == Done::error(libc::ENOENT) => self.exec_natively(engine, call),
             done => done,
         }
@@ -342,7 +345,7 @@ impl System {
             Err(errno) => return Done::error(errno),
         };
         let argv = arguments.pointers.as_ptr() as u64;
-        let file = c"/proc/self/exe".as_ptr() as u64;
+        let file = follow.translator.as_ptr() as u64;
         self.switch_program(engine, &Call::new(libc::SYS_execve, &[file, argv, request.envp]))
     }
 

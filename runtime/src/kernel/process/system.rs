@@ -285,6 +285,11 @@ impl System {
         }
     }
 
+    /// Is this the process that the user has started?
+    pub fn is_first(&self) -> bool {
+        self.process.is_first()
+    }
+
     /// The descriptor for the report of this process, negative if only files are reported; none if it has to
     /// make no report.
     pub fn report_to(&self) -> Option<i32> {

@@ -92,7 +92,10 @@ impl Fragments {
     /// full.
     fn link(&mut self, exit: ExitId, next: FragmentId) -> Result<bool, FragmentError> {
         match self.emitter.link(exit, next) {
-            Ok(()) => self.stats.links += 1,
+            Ok(()) => {
+                self.stats.links += 1;
+                self.tell_linked(exit, next);
+            }
             // There is no room for the code that moves values between the two.
             Err(error) if error.is_full() => return Ok(true),
             Err(error) => return Err(error.into()),

@@ -18,6 +18,7 @@ use super::exits::Event;
 use super::policy::{self, Destination, ExitOrigin, Origin, Rank};
 use crate::dispatch::fragments::lives::Lives;
 use crate::dispatch::fragments::{Fragments, Role};
+use crate::observe::events::Why;
 use dynasour_emitter::{ExitId, FragmentId};
 use dynasour_tracer::{SpeculationPolicy, TargetKind};
 
@@ -183,13 +184,14 @@ impl Fragments {
     /// that compare their guest bytes themselves: their code may have changed, so that each entry
     /// fails.
     pub(super) fn drop_changed(&mut self, pc: u64) {
-        self.drop_versions(pc, |lives, id| lives.is_checked(id));
+        self.drop_versions(pc, Why::Superseded, |lives, id| lives.is_checked(id));
     }
 
     /// Drops those live versions of the region at `pc` for which `which` is true.
     pub(in crate::dispatch::fragments) fn drop_versions(
         &mut self,
         pc: u64,
+        why: Why,
         which: impl Fn(&Lives, FragmentId) -> bool,
     ) {
         let all = self.regions.get(&pc).map_or(Vec::new(), |region| region.fragments.clone());
@@ -198,6 +200,7 @@ impl Fragments {
         for &id in &dropped {
             self.leave_region(pc, id);
         }
+        self.tell_invalidated(&dropped, why);
         self.emitter.put_to_rest(&dropped);
         dropped.into_iter().for_each(|id| self.lives.drop(id));
         self.links_changed();
@@ -214,6 +217,7 @@ impl Fragments {
         }
         awake.iter().for_each(|id| self.emitter.wake(*id));
         self.stats.woken += awake.len() as u64;
+        self.tell_revived(&awake);
         let mut all = self.regions.remove(&pc).unwrap_or_default();
         all.fragments.extend(awake);
         all.fragments.sort_unstable_by_key(|id| self.rank(*id));
@@ -240,6 +244,7 @@ impl Fragments {
             return false;
         }
         self.note_attached(exit, id);
+        self.tell_revived(&[id]);
         self.links_changed();
         true
     }

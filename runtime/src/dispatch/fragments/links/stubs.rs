@@ -112,6 +112,12 @@ impl Fragments {
             Ok(stub) => {
                 self.stats.stubs += 1;
                 self.note_stub(stub, exit);
+                match target {
+                    StubTarget::Fragment(next) | StubTarget::FragmentIf(next) => {
+                        self.tell_linked(exit, next);
+                    }
+                    _ => self.tell_linked_to_place(exit),
+                }
                 let to_body = matches!(to, Destination::Body(_));
                 self.exits.add_stub(stub, Stub { origin: exit, to_body });
                 self.links_changed();
