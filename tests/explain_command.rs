@@ -154,6 +154,38 @@ fn counts_are_exact_among_copied_blocks() {
     counts_are_exact("-O2", "full");
 }
 
+/// A block that stands eight times on the path of a loop is executed eight times in each iteration.
+#[test]
+fn inlined_calls_are_counted_once_for_each_place_on_the_path() {
+    const ITERATIONS: u64 = 1_000_000;
+    let directory = directory("inlined");
+    let guest = program(&directory, "-O2", "tests/explain/inlined.c");
+    let iterations = ITERATIONS.to_string();
+    let words = ["--discard-output", "--json", "--at", "step", "--tier", "dynamo"];
+    let program = ["--threshold", "100", "--", &guest, &iterations];
+    let explanation = json(&directory, &[&words[..], &program].concat());
+    let versions = array(&explanation, "regions").iter().flat_map(|r| array(r, "versions"));
+    let bodies: Vec<&Value> = versions.map(|v| &v["body"]).filter(|b| !b.is_null()).collect();
+    let blocks: Vec<&Value> = bodies.iter().flat_map(|body| array(body, "path")).collect();
+    let of_step = |block: &&&Value| block["symbol"] == "step";
+    let (places, executed) = (
+        blocks.iter().filter(of_step).count(),
+        blocks.iter().filter(of_step).map(|block| count(block, "executed")).sum::<u64>(),
+    );
+    assert!(places >= 8, "the path of the loop has all calls: {places}");
+    let calls = 8 * ITERATIONS;
+    assert!((calls * 99 / 100..=calls).contains(&executed), "{executed} of {calls} calls");
+    // No guard is shown at another place than its own.
+    for body in bodies {
+        let instructions =
+            || array(body, "path").iter().flat_map(|block| array(block, "instructions"));
+        for guard in array(body, "guards").iter().filter(|guard| guard["kind"] == "branch") {
+            let shown = instructions().filter(|i| array(i, "guards").contains(&guard["index"]));
+            assert_eq!(shown.count(), array(guard, "origins").len(), "{guard}");
+        }
+    }
+}
+
 #[test]
 fn the_report_has_all_its_parts() {
     let directory = directory("report");
