@@ -9,10 +9,11 @@ use super::heat::{self, Place};
 use super::source_lines::{Source, SourceLines};
 use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::observe::census::{Fragment, PathStep, Transfer};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A recorded block.
-#[derive(Serialize, Deserialize, Debug)]
+#[derive(Serialize, Deserialize, JsonSchema, Debug)]
 pub struct Block {
     /// Address of its first instruction.
     pub pc: u64,
@@ -29,7 +30,7 @@ pub struct Block {
 }
 
 /// A guest instruction.
-#[derive(Serialize, Deserialize, Debug)]
+#[derive(Serialize, Deserialize, JsonSchema, Debug)]
 pub struct Instruction {
     /// Its address.
     pub pc: u64,
