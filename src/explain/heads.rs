@@ -40,9 +40,10 @@ pub fn sentence(heads: &[Attempt]) -> String {
     )
 }
 
-/// Percent of the time that is spent in a head's traces and, outside of traces, in its function.
+/// Percent of the time that is spent in a head's traces and, outside of traces, in its function. None
+/// if nothing was sampled, or the head has no trace and there are no symbols to know its function by.
 fn heat(head: &Attempt) -> Option<f64> {
-    match (head.in_traces, head.in_function) {
+    match (head.in_traces.filter(|share| *share > 0.0), head.in_function) {
         (None, None) => None,
         (traces, function) => Some(traces.unwrap_or(0.0) + function.unwrap_or(0.0)),
     }
@@ -161,6 +162,8 @@ mod tests {
              at 1."
         );
         assert_eq!(verdict(&heads[2]), "none: it would gain less than it costs");
+        let unknown = Attempt { in_traces: Some(0.0), ..heads[2].clone() };
+        assert_eq!(heat(&unknown), None, "nobody knows its function");
         assert_eq!((verdict(&heads[0]).as_str(), heat(&heads[0])), ("stays", Some(40.0)));
     }
 }

@@ -233,7 +233,8 @@ fn explain(args: &ExplainArgs, output: &Output) -> Result<()> {
     let explanation = explainer.whole()?;
     drop(progress);
     let terminal = Terminal::of(output);
-    let text = if explanation.regions.is_empty() && explanation.header.traces == 0 {
+    let was_tried = explanation.header.attempts.as_ref().is_some_and(|heads| !heads.is_empty());
+    let text = if explanation.header.traces == 0 && !was_tried {
         terminal.text(screen::without_traces(&explanation))
     } else {
         let paint = Paint::new(args.color, args.output.is_some());
@@ -305,8 +306,10 @@ impl ExplainArgs {
     /// Runs the program.
     fn runs(&self) -> Result<(Option<Uncounted>, Counted)> {
         let mut counting = self.machine.clone();
-        // Always passed, so that the result does not depend on timing.
-        counting.threshold = Some(counting.threshold.unwrap_or(counting.tier.head_threshold()));
+        // Always passed, so that the result does not depend on timing. From its default on, `full` would make
+        // only those traces that promise to be faster.
+        let default = counting.tier.head_threshold().min(NATIVE_HEAD_THRESHOLD - 1);
+        counting.threshold = Some(counting.threshold.unwrap_or(default));
         if counting.tier == Tier::Full {
             // Executions are counted, so nothing is sampled.
             (counting.sample, counting.sample_hz) = (Sampling::default(), None);

@@ -28,6 +28,7 @@ use dynasour_runtime::observe::certificate::{Certificate, Proof};
 use dynasour_runtime::observe::profile::timeline::Timeline;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 
@@ -92,7 +93,7 @@ pub struct Explanation {
 }
 
 /// A line of `--jsonl`. The run comes first, a region before its versions, the sources last.
-#[derive(Serialize, Deserialize, JsonSchema, Debug)]
+#[derive(Serialize, JsonSchema, Debug)]
 #[serde(tag = "record", rename_all = "kebab-case")]
 #[schemars(title = "dynasour-explain-4")]
 pub enum Record {
@@ -107,6 +108,25 @@ pub enum Record {
         /// Indexed by the lines of guest instructions.
         sources: Vec<SourceFile>,
     },
+}
+
+impl Record {
+    /// The record that a line has; none if it is of no known kind. (Serde's own reader of such a type does
+    /// not read maps with numbers as keys.)
+    ///
+    /// # Errors
+    /// Fields of the record are missing, or have other types.
+    pub fn of(mut line: Value) -> serde_json::Result<Option<Record>> {
+        Ok(Some(match line["record"].as_str() {
+            Some("run") => Record::Run(serde_json::from_value(line)?),
+            Some("region") => Record::Region(serde_json::from_value(line)?),
+            Some("version") => Record::Version(serde_json::from_value(line)?),
+            Some("sources") => {
+                Record::Sources { sources: serde_json::from_value(line["sources"].take())? }
+            }
+            _ => return Ok(None),
+        }))
+    }
 }
 
 /// What `run` makes of a region, by the run without counters.

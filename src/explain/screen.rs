@@ -20,6 +20,8 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Versions with a smaller share of their region's instructions are folded to one line (guess).
 const COLD: f64 = 0.05;
+/// Regions with a smaller share of all instructions in traces are summed up, if no parts are asked for (guess).
+const COLD_REGION: f64 = 0.001;
 /// Columns of a region's bar.
 const BAR: usize = 10;
 
@@ -99,10 +101,17 @@ pub fn page(reporter: &Reporter<'_>, e: &Explanation, mut screen: Screen) -> Str
     if let Some(attempts) = &e.header.attempts {
         heads::table(&mut screen, attempts, reporter.linker);
     }
-    for (rank, region) in e.regions.iter().enumerate() {
+    // What is cold fills no screen.
+    let is_shown =
+        |region: &&Region| !reporter.parts.is_empty() || region.head.share >= COLD_REGION;
+    let mut regions: Vec<&Region> = e.regions.iter().filter(is_shown).collect();
+    if regions.is_empty() {
+        regions.extend(e.regions.first());
+    }
+    for (rank, region) in regions.iter().enumerate() {
         self::region(&mut screen, reporter, e, rank, region);
     }
-    footer(&mut screen, reporter, e);
+    footer(&mut screen, reporter, e, &regions);
     screen.finish()
 }
 
@@ -142,11 +151,11 @@ fn header(screen: &mut Screen, reporter: &Reporter<'_>, e: &Explanation) {
 }
 
 /// Regions that are not listed, and which options show more.
-fn footer(screen: &mut Screen, reporter: &Reporter<'_>, e: &Explanation) {
+fn footer(screen: &mut Screen, reporter: &Reporter<'_>, e: &Explanation, shown: &[&Region]) {
     let h = &e.header;
     screen.line(&[]);
     let share = |n: u64| 100.0 * n as f64 / h.instructions.max(1) as f64;
-    let shown = |linker: bool| e.regions.iter().filter(move |r| r.head.is_linker == linker);
+    let shown = |linker: bool| shown.iter().filter(move |r| r.head.is_linker == linker);
     if h.linker.traces > 0 && shown(true).count() == 0 {
         let text = format!(
             "ld.so: {}, {:.1} % (--ld-so shows them)",
@@ -160,7 +169,7 @@ fn footer(screen: &mut Screen, reporter: &Reporter<'_>, e: &Explanation) {
         let of_shown: u64 = shown(false).map(|r| r.head.instructions).sum();
         let rest = h.instructions.saturating_sub(h.linker.instructions + of_shown);
         let text = format!(
-            "{}: {:.1} % (--top N shows more)",
+            "{}: {:.1} % (--top N, --show PART, --at NAME)",
             plural(others as u64, "more region"),
             share(rest)
         );
@@ -204,7 +213,7 @@ fn region(
         cold = versions.split_off(hot);
     }
     for version in &versions {
-        brief(screen, reporter, version);
+        brief(screen, reporter, version, head.pc);
     }
     if !cold.is_empty() {
         let share = 100.0 * cold.iter().map(|v| v.share).sum::<f64>();
@@ -239,25 +248,25 @@ fn in_run_words(in_run: InRun, e: &Explanation, region: &Region) -> String {
     let why = head.map_or(String::new(), heads::verdict);
     match in_run {
         InRun::NotTried => "in `run`: not tried, it is not hot enough there".to_string(),
-        InRun::Kept | InRun::Slower | InRun::Refused => format!("in `run`: {why}"),
+        InRun::Refused => format!("in `run`: no trace, {}", why.trim_start_matches("none: ")),
+        InRun::Kept | InRun::Slower => format!("in `run`: {why}"),
     }
 }
 
 /// The line of a version in its region's list.
-fn brief(screen: &mut Screen, reporter: &Reporter<'_>, v: &Version) {
+fn brief(screen: &mut Screen, reporter: &Reporter<'_>, v: &Version, region: u64) {
     let from = v.from.as_ref().map_or(String::new(), |from| {
         let guards: Vec<String> = from.guards.iter().map(|g| format!("g{g}")).collect();
         format!(" of {} {}", reporter.fragment(from.fragment), guards.join(", "))
     });
+    let at = if v.pc == region { String::new() } else { format!(" at {}", v.symbol) };
     let loops = v.iterations.map_or(String::new(), |n| format!(", {} iterations", number(n)));
     let text = format!(
-        "{:>6.1} %  {}{from} at {}, entered {}{loops}; {} of {} checks failed",
+        "{:>6.1} %  {}{from}{at}: entered {}{loops}, {}",
         100.0 * v.share,
         kind(v.kind),
-        v.symbol,
         number(v.entered),
-        number(v.failed),
-        number(v.executed)
+        plural(v.failed, "failure"),
     );
     screen.line(&[(Style::Symbol, &format!("   {:<5}", v.name)), (Style::Plain, &text)]);
 }
@@ -320,14 +329,14 @@ fn failing(screen: &mut Screen, reporter: &Reporter<'_>, body: &Body, most: usiz
     guards.sort_by_key(|g| std::cmp::Reverse(g.failed));
     for g in guards.iter().take(most) {
         let (path, exit) = bytes(body, g.index);
-        let place: String = reporter.symbols.name(g.pc).chars().take(24).collect();
+        let place: String = reporter.symbols.name(g.pc).chars().take(20).collect();
         let text = format!(
-            " {} at {place}: failed {} of {} ({}), {path} + {exit} bytes{}",
+            " {} at {place}: failed {} of {} ({}); {path} + {exit} B{}",
             guard_kind(g.kind),
             number(g.failed),
             number(g.executed),
             percent(g.failed, g.executed),
-            reporter.went(&g.went)
+            reporter.went(&g.went).replace("the interpreter", "interpreter")
         );
         screen.line(&[(Style::Guard, &format!("   g{}", g.index)), (Style::Plain, &text)]);
         screen.line(&[(Style::Note, &format!("      assumes {}", g.english))]);
@@ -369,12 +378,12 @@ fn bytes(body: &Body, guard: u32) -> (usize, usize) {
 fn cost(screen: &mut Screen, v: &Version) {
     let guards = v.body.as_ref().map_or(0, |body| body.guards.len());
     let text = format!(
-        "   costs: {} checks an execution of {} instructions; {} + {} bytes with counters; {} to compile",
+        "   costs: {} checks in {} instructions; {} + {} bytes with counters; {:.1} ms to compile",
         guards,
         number(v.guest_instructions),
         number(v.code_bytes.hot),
         number(v.code_bytes.cold),
-        super::text::micros(v.compile_ns.compiling())
+        v.compile_ns.compiling() as f64 / 1e6
     );
     screen.line(&[(Style::Note, &text)]);
 }
@@ -382,13 +391,6 @@ fn cost(screen: &mut Screen, v: &Version) {
 /// The report for a program without traces.
 pub fn without_traces(e: &Explanation) -> String {
     let h = &e.header;
-    if let Some(attempts) = h.attempts.as_deref().filter(|attempts| !attempts.is_empty()) {
-        return format!(
-            "{}: {} The run with counters made no trace.\n",
-            h.program,
-            heads::sentence(attempts)
-        );
-    }
     let (at_samples, remedy) = match h.tier == Tier::Direct.to_string() {
         true => (" at its samples", "A longer run or a lower --threshold helps"),
         false => ("", "A lower --threshold makes traces earlier"),

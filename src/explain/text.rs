@@ -537,7 +537,7 @@ pub fn plural(n: u64, what: &str) -> String {
     }
 }
 
-pub fn micros(ns: u64) -> String {
+fn micros(ns: u64) -> String {
     format!("{:.0} µs", ns as f64 / 1e3)
 }
 

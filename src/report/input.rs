@@ -115,11 +115,11 @@ fn lines(name: &str, bytes: &[u8]) -> Result<Option<Explanation>> {
     has_schema(name, &first)?;
     const FORM: &str = "explain --jsonl";
     let mut assembly = Assembly::default();
-    assembly.add(check(name, FORM, first)?)?;
     let mut is_whole = false;
-    for (n, line) in lines.enumerate() {
-        let place = || format!("{name}, line {}, is not what `{FORM}` writes", n + 2);
-        let record: Record = serde_json::from_slice(line).with_context(place)?;
+    for (n, line) in std::iter::once(Ok(first)).chain(lines.map(serde_json::from_slice)).enumerate()
+    {
+        let place = || format!("{name}, line {}, is not what `{FORM}` writes", n + 1);
+        let record = line.and_then(Record::of).with_context(place)?.with_context(place)?;
         is_whole = matches!(record, Record::Sources { .. });
         assembly.add(record).with_context(place)?;
     }
