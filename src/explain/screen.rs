@@ -336,16 +336,18 @@ fn failing(screen: &mut Screen, reporter: &Reporter<'_>, body: &Body, most: usiz
             number(g.failed),
             number(g.executed),
             percent(g.failed, g.executed),
-            reporter.went(&g.went).replace("the interpreter", "interpreter")
+            reporter.went(&g.went).replace("the interpreter", "interpreter").replace("the copied ", "")
         );
         screen.line(&[(Style::Guard, &format!("   g{}", g.index)), (Style::Plain, &text)]);
         screen.line(&[(Style::Note, &format!("      assumes {}", g.english))]);
     }
     let never = body.guards.len() - guards.len();
-    if guards.len() > most || never > 0 {
-        let more = guards.len().saturating_sub(most);
-        let text = format!("   of its other guards {more} fail, {never} never (--show guards)");
-        screen.line(&[(Style::Note, &text)]);
+    let counts = [(guards.len().saturating_sub(most), "fail, too"), (never, "never failed")];
+    let others: Vec<String> = (counts.iter().filter(|(n, _)| *n > 0))
+        .map(|(n, what)| format!("{} {what}", plural(*n as u64, "other guard")))
+        .collect();
+    if !others.is_empty() {
+        screen.line(&[(Style::Note, &format!("   {} (--show guards)", others.join(", ")))]);
     }
 }
 
@@ -378,8 +380,8 @@ fn bytes(body: &Body, guard: u32) -> (usize, usize) {
 fn cost(screen: &mut Screen, v: &Version) {
     let guards = v.body.as_ref().map_or(0, |body| body.guards.len());
     let text = format!(
-        "   costs: {} checks in {} instructions; {} + {} bytes with counters; {:.1} ms to compile",
-        guards,
+        "   costs: {} in {} instructions; {} + {} bytes with counters; {:.1} ms to compile",
+        plural(guards as u64, "check"),
         number(v.guest_instructions),
         number(v.code_bytes.hot),
         number(v.code_bytes.cold),
