@@ -27,8 +27,10 @@ pub fn sentence(heads: &[Attempt]) -> String {
     }
     let number = |of: InRun| heads.iter().filter(|head| outcome(head) == of).count();
     let (kept, slower) = (number(InRun::Kept), number(InRun::Slower));
-    let some =
-        |n: usize, what: &str| (n > 0).then(|| format!(", {what} at {n}")).unwrap_or_default();
+    let some = |n: usize, what: &str| match n {
+        0 => String::new(),
+        _ => format!(", {what} at {n}"),
+    };
     format!(
         "`run` tries traces at {} and keeps those at {kept}{}{}.",
         match heads.len() {

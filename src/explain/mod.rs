@@ -56,7 +56,7 @@ pub mod source_lines;
 mod stdin;
 mod text;
 
-use crate::cli::machine::{MachineArgs, TraceArgs};
+use crate::machine::{MachineArgs, TraceArgs};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use counting::{Counted, Plan, Uncounted, ended};

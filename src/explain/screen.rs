@@ -336,7 +336,10 @@ fn failing(screen: &mut Screen, reporter: &Reporter<'_>, body: &Body, most: usiz
             number(g.failed),
             number(g.executed),
             percent(g.failed, g.executed),
-            reporter.went(&g.went).replace("the interpreter", "interpreter").replace("the copied ", "")
+            reporter
+                .went(&g.went)
+                .replace("the interpreter", "interpreter")
+                .replace("the copied ", "")
         );
         screen.line(&[(Style::Guard, &format!("   g{}", g.index)), (Style::Plain, &text)]);
         screen.line(&[(Style::Note, &format!("      assumes {}", g.english))]);
