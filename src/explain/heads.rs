@@ -3,7 +3,7 @@
 //! No data, no lock. The list is that of `run --stats-json` ([`dynasour_runtime::observe::attempts`]).
 //!
 //! ```text
-//!   work+0x28          ███████▌  94.2 %      1  stays: 6.04 ns, before 11.31 ± 0.60 (6 rounds)
+//!   work+0x28                █████▋  94.2 %     1  stays: 6.04 ns, before 11.31 ± 0.60 (6 rounds)
 //! ```
 
 use super::linker::Linker;
@@ -16,9 +16,9 @@ use dynasour_runtime::observe::stats::{RaceResult, RaceVerdict};
 /// Heads that are listed; the others are summed up (guess: what is hot fits).
 const SHOWN: usize = 6;
 /// Columns of a symbol.
-const NAME: usize = 26;
+const NAME: usize = 24;
 /// Columns of a bar.
-const BAR: usize = 8;
+const BAR: usize = 6;
 
 /// What `run` does with a program, in one sentence.
 pub fn sentence(heads: &[Attempt]) -> String {
@@ -58,7 +58,7 @@ pub fn table(screen: &mut Screen, heads: &[Attempt], linker: &Linker) {
     }
     screen.line(&[]);
     let title = format!(
-        "  {:<NAME$} {:<BAR$} {:>7} {:>6}  {}",
+        "  {:<NAME$} {:<BAR$} {:>7} {:>5}  {}",
         "heads in `run`", "", "time", "tries", "what becomes of the trace (ns an iteration)"
     );
     screen.line(&[(Style::Heading, &title)]);
@@ -77,7 +77,7 @@ pub fn table(screen: &mut Screen, heads: &[Attempt], linker: &Linker) {
         screen.line(&[
             (Style::Symbol, &format!("  {name:<NAME$} ")),
             (Style::Count, &bar),
-            (Style::Plain, &format!(" {share:>7} {:>6}  ", head.tries)),
+            (Style::Plain, &format!(" {share:>7} {:>5}  ", head.tries)),
             (style, &verdict(head)),
         ]);
     }

@@ -28,7 +28,6 @@ use dynasour_runtime::observe::certificate::{Certificate, Proof};
 use dynasour_runtime::observe::profile::timeline::Timeline;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 
@@ -115,14 +114,26 @@ impl Record {
     /// not read maps with numbers as keys.)
     ///
     /// # Errors
-    /// Fields of the record are missing, or have other types.
-    pub fn of(mut line: Value) -> serde_json::Result<Option<Record>> {
-        Ok(Some(match line["record"].as_str() {
-            Some("run") => Record::Run(serde_json::from_value(line)?),
-            Some("region") => Record::Region(serde_json::from_value(line)?),
-            Some("version") => Record::Version(serde_json::from_value(line)?),
+    /// The line is no JSON, fields of the record are missing, or have other types.
+    pub fn of(line: &[u8]) -> serde_json::Result<Option<Record>> {
+        /// What tells records apart.
+        #[derive(Deserialize)]
+        struct Tag {
+            record: Option<String>,
+        }
+        /// The fields of [`Record::Sources`].
+        #[derive(Deserialize)]
+        struct Files {
+            sources: Vec<SourceFile>,
+        }
+        let tag: Tag = serde_json::from_slice(line)?;
+        Ok(Some(match tag.record.as_deref() {
+            Some("run") => Record::Run(serde_json::from_slice(line)?),
+            Some("region") => Record::Region(serde_json::from_slice(line)?),
+            Some("version") => Record::Version(serde_json::from_slice(line)?),
             Some("sources") => {
-                Record::Sources { sources: serde_json::from_value(line["sources"].take())? }
+                let Files { sources } = serde_json::from_slice(line)?;
+                Record::Sources { sources }
             }
             _ => return Ok(None),
         }))

@@ -196,7 +196,7 @@ fn region(
         (Style::Title, &format!("#{} region {} at {:#x}  ", rank + 1, head.symbol, head.pc)),
         (Style::Count, &bar),
         (Style::Title, &format!(" {:.1} %", 100.0 * head.share)),
-        (Style::Plain, &format!("  {} guest instructions", number(head.instructions))),
+        (Style::Plain, &format!("  {} instructions", number(head.instructions))),
     ]);
     if let Some(in_run) = head.in_run {
         screen.line(&[(Style::Plain, &format!("   {}", in_run_words(in_run, e, region)))]);

@@ -110,16 +110,17 @@ fn has_schema(name: &str, content: &Value) -> Result<()> {
 /// The explanation, if these are lines of `explain --jsonl`.
 fn lines(name: &str, bytes: &[u8]) -> Result<Option<Explanation>> {
     let mut lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-    let first = lines.next().and_then(|line| serde_json::from_slice::<Value>(line).ok());
-    let Some(first) = first.filter(|first| first["record"] == "run") else { return Ok(None) };
-    has_schema(name, &first)?;
+    let Some(first) = lines.next() else { return Ok(None) };
+    match serde_json::from_slice::<Value>(first) {
+        Ok(run) if run["record"] == "run" => has_schema(name, &run)?,
+        _ => return Ok(None),
+    }
     const FORM: &str = "explain --jsonl";
     let mut assembly = Assembly::default();
     let mut is_whole = false;
-    for (n, line) in std::iter::once(Ok(first)).chain(lines.map(serde_json::from_slice)).enumerate()
-    {
+    for (n, line) in std::iter::once(first).chain(lines).enumerate() {
         let place = || format!("{name}, line {}, is not what `{FORM}` writes", n + 1);
-        let record = line.and_then(Record::of).with_context(place)?.with_context(place)?;
+        let record = Record::of(line).with_context(place)?.with_context(place)?;
         is_whole = matches!(record, Record::Sources { .. });
         assembly.add(record).with_context(place)?;
     }
