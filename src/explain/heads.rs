@@ -112,7 +112,7 @@ fn raced(race: &RaceResult) -> String {
     }
 }
 
-/// The name of an [`AbortReason`](dynasour_tracer::AbortReason) in words; a reason without words stands as it
+/// The name of an `AbortReason` of the tracer in words; a reason without words stands as it
 /// is.
 fn refusal(reason: &str) -> &str {
     match reason {

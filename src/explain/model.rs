@@ -304,13 +304,20 @@ impl<'a> Explainer<'a> {
         }
         let (traces, regions_in_all) = (hot.iter().map(|r| r.versions.len()).sum(), hot.len());
         let (attempts, timeline) = uncounted.map_or((None, None), |u| (Some(u.heads), u.timeline));
-        let head = |region: &Hot| RegionHead {
-            pc: region.pc,
-            symbol: symbols.name(region.pc),
-            instructions: region.instructions,
-            share: region.instructions as f64 / instructions.max(1) as f64,
-            is_linker: linker.contains(region.pc),
-            in_run: attempts.as_deref().map(|attempts| in_run(region.pc, attempts)),
+        let head = |region: &Hot| {
+            let mut head = RegionHead {
+                pc: region.pc,
+                symbol: symbols.name(region.pc),
+                instructions: region.instructions,
+                share: region.instructions as f64 / instructions.max(1) as f64,
+                is_linker: linker.contains(region.pc),
+                in_run: None,
+            };
+            if let Some(attempts) = &attempts {
+                let attempt = attempt_of(&head, attempts);
+                head.in_run = Some(attempt.map_or(InRun::NotTried, outcome));
+            }
+            head
         };
         let mut regions: Vec<(RegionHead, Hot)> =
             hot.into_iter().map(|region| (head(&region), region)).collect();
@@ -457,12 +464,10 @@ impl<'a> Explainer<'a> {
     }
 }
 
-/// What became of the head of a region in a run without counters.
-fn in_run(pc: u64, attempts: &[Attempt]) -> InRun {
-    match attempts.iter().find(|attempt| attempt.pc == pc) {
-        None => InRun::NotTried,
-        Some(attempt) => outcome(attempt),
-    }
+/// The head of a region in the run without counters. That run may have had libraries at other addresses.
+pub fn attempt_of<'a>(region: &RegionHead, attempts: &'a [Attempt]) -> Option<&'a Attempt> {
+    let by_pc = attempts.iter().find(|attempt| attempt.pc == region.pc);
+    by_pc.or_else(|| attempts.iter().find(|attempt| attempt.symbol == region.symbol))
 }
 
 /// What became of a head.

@@ -9,7 +9,7 @@
 
 use super::guest::Block;
 use super::heads;
-use super::model::{Body, Explanation, InRun, Region, Version};
+use super::model::{Body, Explanation, InRun, Region, Version, attempt_of};
 use super::native::Mark;
 use super::output::Terminal;
 use super::paint::{Paint, Style};
@@ -205,10 +205,12 @@ fn region(
     let mut versions: Vec<&Version> = region.versions.iter().collect();
     let mut cold = Vec::new();
     if !reporter.unfolded {
-        versions.sort_by(|a, b| b.share.total_cmp(&a.share));
+        // Those that were asked for come first.
+        versions.sort_by(|a, b| {
+            (b.body.is_some().cmp(&a.body.is_some())).then(b.share.total_cmp(&a.share))
+        });
         let most = if reporter.parts.is_empty() { limits.versions } else { versions.len() };
-        let is_hot =
-            |v: &&&Version| v.share >= COLD || v.body.is_some() && !reporter.parts.is_empty();
+        let is_hot = |v: &&&Version| v.share >= COLD || v.body.is_some();
         let hot = versions.iter().take_while(is_hot).count().clamp(1.min(versions.len()), most);
         cold = versions.split_off(hot);
     }
@@ -244,7 +246,7 @@ fn region(
 
 fn in_run_words(in_run: InRun, e: &Explanation, region: &Region) -> String {
     let attempts = e.header.attempts.as_deref().unwrap_or_default();
-    let head = attempts.iter().find(|attempt| attempt.pc == region.head.pc);
+    let head = attempt_of(&region.head, attempts);
     let why = head.map_or(String::new(), heads::verdict);
     match in_run {
         InRun::NotTried => "in `run`: not tried, it is not hot enough there".to_string(),
