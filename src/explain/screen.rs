@@ -65,6 +65,20 @@ impl Screen {
         self.out.push('\n');
     }
 
+    /// Adds a sentence, in as many lines as it needs.
+    fn sentence(&mut self, text: &str) {
+        let mut line = String::new();
+        for word in text.split(' ') {
+            if !line.is_empty() && line.width() + 1 + word.width() > self.terminal.width {
+                self.line(&[(Style::Plain, &std::mem::take(&mut line))]);
+                line.push(' ');
+            }
+            line += if line.trim().is_empty() { "" } else { " " };
+            line += word;
+        }
+        self.line(&[(Style::Plain, &line)]);
+    }
+
     /// Adds a text as it is.
     fn whole(&mut self, text: &str) {
         self.out += text;
@@ -128,26 +142,20 @@ fn header(screen: &mut Screen, reporter: &Reporter<'_>, e: &Explanation) {
     let under = format!("--tier {}{ended}: ", h.tier);
     screen.line(&[(Style::Plain, &under), (Style::Title, &command.join(" "))]);
     if let Some(attempts) = &h.attempts {
-        screen.line(&[(Style::Plain, &heads::sentence(attempts))]);
+        screen.sentence(&heads::sentence(attempts));
     }
     let samples = if reporter.is_direct() { " at samples" } else { "" };
-    screen.line(&[(
-        Style::Plain,
-        &format!(
-            "With counters, heads hot after {} executions{samples} and no races: {} in {}.",
-            number(h.threshold.into()),
-            plural(h.traces as u64, "trace"),
-            plural(h.regions_in_all as u64, "region"),
-        ),
-    )]);
-    let exact = if h.exact { "" } else { " (several threads: counts are approximate)" };
-    let executed = number(h.instructions);
-    screen.line(&[(
-        Style::Plain,
-        &format!(
-            "{executed} guest instructions were executed in them{exact}; shares are of these."
-        ),
-    )]);
+    screen.sentence(&format!(
+        "With counters, heads hot after {} executions{samples} and no races: {} in {}.",
+        number(h.threshold.into()),
+        plural(h.traces as u64, "trace"),
+        plural(h.regions_in_all as u64, "region"),
+    ));
+    let exact = if h.exact { "" } else { " (approximately: several threads)" };
+    screen.sentence(&format!(
+        "Shares are of the {} guest instructions executed in them{exact}.",
+        number(h.instructions)
+    ));
 }
 
 /// Regions that are not listed, and which options show more.
@@ -423,6 +431,7 @@ mod tests {
         let terminal = Terminal { width: 10, height: None, is_unicode: false };
         let mut screen = Screen::new(terminal, Paint::new(When::Never, true));
         screen.line(&[(Style::Plain, "0123456"), (Style::Guard, "789abc"), (Style::Note, "x")]);
-        assert_eq!(screen.finish(), "0123456...\n");
+        screen.sentence("one two three");
+        assert_eq!(screen.finish(), "0123456...\none two\n three\n");
     }
 }
