@@ -3,7 +3,7 @@
 //!
 //! *Data.* [`Cli`] is the whole command line as clap parses it. [`RunArgs`] are the options of
 //! `run`; some of them
-//! belong to `explain` and `guards`, too ([`machine`]). The other subcommands define theirs in their own modules. Doc comments of options are the
+//! belong to `explain` and `guards`, too ([`crate::machine`]). The other subcommands define theirs in their own modules. Doc comments of options are the
 //! texts that `--help` shows.
 //!
 //! *Invariants.* Arguments after the guest's program belong to the guest. Only `explain` and
@@ -22,7 +22,6 @@
 //! dynasour explain ls --top 1           parsed as `dynasour explain --top 1 ls`
 //! ```
 
-pub mod machine;
 mod plain;
 
 use crate::bench::BenchArgs;
@@ -30,13 +29,13 @@ use crate::completions::CompletionsArgs;
 use crate::explain::ExplainArgs;
 use crate::guards::GuardsArgs;
 use crate::ir::IrArgs;
+use crate::machine::{MachineArgs, TraceArgs};
 use crate::manual::ManArgs;
 use crate::report::ReportArgs;
 use crate::solver;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use dynasour_runtime::config::{Chaos, Count, Limit, RunConfig, Stage, Tier};
-use machine::{MachineArgs, TraceArgs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -183,30 +182,38 @@ A row says DIFFERS if its output or exit status differs from native, VARIES if t
 other; the exit status of bench is then 1, as with --merge if rows are missing. Exit status 2: usage errors, and files that cannot be read or written."
     )]
     Bench(BenchArgs),
-    /// Show the hottest regions of a run: guest code, traces, guards and what became of them
+    /// Show what is hot in a run: heads, traces, guest code, guards and what became of them
     #[command(after_help = "\
 Examples:
-  dynasour explain ./a.out                        the three hottest regions in full
+  dynasour explain ./a.out                        one screen: heads, hot regions, guards that fail
   dynasour explain ./a.out 1000000 --at work      the traces through the function work
   dynasour explain --at 0x401136 --show guards,native ./a.out
-  dynasour explain --attempts --tier direct ./a.out   also which heads got no trace, and why
-  dynasour explain --json --discard-output -- python3 -c 'sum(range(10**6))' | \
-jq '.regions[0].symbol'
+  dynasour explain --tier dynamo --threshold 1000 --full ./a.out   everything that is known
+  dynasour explain --jsonl --top all --discard-output -- python3 -c 'sum(range(10**6))' | \
+jq -c 'select(.record == \"version\") | [.name, .entered]'
 
-The program runs once, with counters in its traces; with --attempts once more without. Its standard output goes to our standard \
-error. If it executes other programs, the last one is explained; child processes are not. For \
-each version of a region:
-  recorded path   guest instructions as they were recorded, with the number of executions of each \
+The program runs twice: first as `run` with the same options, then with counters in its traces, where all traces \
+stay. A program that writes files writes them twice; --no-attempts runs it once, and so does --threshold. Both runs get the same \
+standard input (what comes by a pipe is saved meanwhile; a terminal is read twice). The program's standard output \
+goes to our standard error. If it executes other programs, the last one is explained; child processes are not.
+
+The first screen:
+  heads in `run`  where traces are tried; time: the share of samples in the traces and the function; what becomes \
+of the trace. One that races stays if it is faster than the code before
+  region          traces that begin at one address and the side traces of their exits; share of the guest instructions in \
+traces
+  guards          failures of checks, bytes of native code on the path + of the exit, and where control went: to the \
+interpreter, to copied blocks, or to a side trace (t13) made for it
+With --show, for each version of a region:
+  path            guest instructions as they were recorded, with the number of executions of each \
 block
   guards          what each guard checks (rcx@loop: rcx at the loop's head; rcx@entry: at the \
-entry), its executions and failures,
-                  and where control went after a failure: to the interpreter, or to a side trace \
-(t13) made for it
+entry), its executions and failures
   anchors         the guest state that a failing guard restores, and the stores that are performed \
 only then
-  changed by P    the changes of each optimiser pass to the IR, as a difference; ir/README.md \
+  passes          the changes of each optimiser pass to the IR, as a difference; ir/README.md \
 explains the notation
-  native code     the emitted code, with guards, loop heads, spills and exits marked
+  ir, native      the IR as built and as emitted; the emitted code, with guards, loop heads, spills and exits marked
 
 Options of explain may also stand after the program. After `--`, all options are the program's.
 
@@ -242,7 +249,7 @@ study are missing; 2 if nothing was measured.")]
 Examples:
   dynasour report -- ./a.out 1000000              explain a program, and show that
   dynasour report --tier full --top 40 --output run.html -- gzip -9 -c big.txt
-  dynasour explain --json --attempts ./a.out | dynasour report -
+  dynasour explain --jsonl --top 20 ./a.out | dynasour report -
   dynasour guards --json ./a.out >policies.json; dynasour guards --chaos-sweep --json ./a.out >rates.json
   dynasour report policies.json rates.json --output guards.html
   dynasour report before.json --force             before.json: from bench --save

@@ -154,12 +154,47 @@ fn counts_are_exact_among_copied_blocks() {
     counts_are_exact("-O2", "full");
 }
 
+/// A block that stands eight times on the path of a loop is executed eight times in each iteration.
+#[test]
+fn inlined_calls_are_counted_once_for_each_place_on_the_path() {
+    const ITERATIONS: u64 = 1_000_000;
+    let directory = directory("inlined");
+    let guest = program(&directory, "-O2", "tests/explain/inlined.c");
+    let iterations = ITERATIONS.to_string();
+    let words = ["--discard-output", "--json", "--at", "step", "--tier", "dynamo"];
+    let program = ["--threshold", "100", "--", &guest, &iterations];
+    let explanation = json(&directory, &[&words[..], &program].concat());
+    let versions = array(&explanation, "regions").iter().flat_map(|r| array(r, "versions"));
+    let bodies: Vec<&Value> = versions.map(|v| &v["body"]).filter(|b| !b.is_null()).collect();
+    let blocks: Vec<&Value> = bodies.iter().flat_map(|body| array(body, "path")).collect();
+    let of_step = |block: &&&Value| block["symbol"] == "step";
+    let (places, executed) = (
+        blocks.iter().filter(of_step).count(),
+        blocks.iter().filter(of_step).map(|block| count(block, "executed")).sum::<u64>(),
+    );
+    assert!(places >= 8, "the path of the loop has all calls: {places}");
+    let calls = 8 * ITERATIONS;
+    assert!((calls * 99 / 100..=calls).contains(&executed), "{executed} of {calls} calls");
+    // No guard is shown at another place than its own.
+    for body in bodies {
+        let instructions =
+            || array(body, "path").iter().flat_map(|block| array(block, "instructions"));
+        for guard in array(body, "guards").iter().filter(|guard| guard["kind"] == "branch") {
+            let shown = instructions().filter(|i| array(i, "guards").contains(&guard["index"]));
+            assert_eq!(shown.count(), array(guard, "origins").len(), "{guard}");
+        }
+    }
+}
+
+/// Everything, of a run that does not depend on time.
+const FULL: [&str; 5] = ["--tier", "dynamo", "--threshold", "100", "--full"];
+
 #[test]
 fn the_report_has_all_its_parts() {
     let directory = directory("report");
     let guest = guest(&directory, "-O0");
     let outcome =
-        explain(&directory, &["--threshold", "100", "--top", "1", "--", &guest, "1000000"]);
+        explain(&directory, &[&FULL[..], &["--top", "1", "--", &guest, "1000000"]].concat());
     let report = text(&outcome.stdout);
     assert_eq!(outcome.status, Status::Exited(0), "{report}");
     assert!(text(&outcome.stderr).contains(RESULT), "the guest's output is on standard error");
@@ -194,7 +229,17 @@ fn the_report_has_all_its_parts() {
 
     let some = explain(
         &directory,
-        &["--threshold", "100", "--show", "guards", "--color", "always", "--", &guest],
+        &[
+            "--tier",
+            "dynamo",
+            "--threshold",
+            "100",
+            "--show",
+            "guards",
+            "--color",
+            "always",
+            &guest,
+        ],
     );
     let some = text(&some.stdout);
     assert!(
@@ -209,12 +254,24 @@ fn json_has_what_the_report_has() {
     let guest = guest(&directory, "-O2");
     let explanation = json(
         &directory,
-        &["--json", "--discard-output", "--threshold", "100", "--", &guest, "200000"],
+        &[
+            "--json",
+            "--discard-output",
+            "--tier",
+            "dynamo",
+            "--threshold",
+            "100",
+            "--",
+            &guest,
+            "200000",
+        ],
     );
     assert_eq!(
         (&explanation["schema"], &explanation["tier"]),
-        (&Value::from(3), &Value::from("dynamo"))
+        (&Value::from(4), &Value::from("dynamo"))
     );
+    let all = array(&explanation, "regions").iter().flat_map(|region| array(region, "versions"));
+    assert!(all.clone().count() > 1 && all.into_iter().all(|v| v["body"].is_object()), "complete");
     assert_eq!(array(&explanation, "args"), ["200000"]);
     let region = &array(&explanation, "regions")[0];
     assert!(region["share"].as_f64().is_some_and(|share| share > 0.5 && share <= 1.0));
@@ -264,26 +321,182 @@ fn json_has_what_the_report_has() {
     }
 }
 
+/// The first run is as `run`, so a program that never gets hot there is told from one whose traces were
+/// tried.
 #[test]
-fn heads_are_listed_with_what_became_of_them() {
+fn heads_come_first_with_what_became_of_them() {
     let directory = directory("attempts");
     let guest = guest(&directory, "-O0");
-    let words = ["--discard-output", "--attempts", "--tier", "full", "--threshold", "1000"];
-    let explanation =
-        json(&directory, &[&words[..], &["--json", "--", &guest, "3000000"]].concat());
+    // Sampled often enough that a short run gets hot.
+    let words = ["--discard-output", "--race", "trace", "--sample-hz", "2000"];
+    let program = ["--", &guest, "100000000"];
+    let explanation = json(&directory, &[&words[..], &["--json", "--top", "1"], &program].concat());
+    assert_eq!(explanation["tier"], "full", "as `run`");
     let heads = array(&explanation, "attempts");
     let of_work =
         heads.iter().find(|head| head["symbol"].as_str().is_some_and(|s| s.contains("work")));
     let outcome = of_work.expect("a head in work")["outcome"].as_str().expect("text");
-    assert!(["made", "trace", "floor"].contains(&outcome), "{outcome}");
-    let report = explain(&directory, &[&words[..], &["--", &guest, "3000000"]].concat());
+    let expected = match outcome {
+        "made" | "trace" | "cold" => "kept",
+        "floor" => "slower",
+        _ => "refused",
+    };
+    assert!(expected != "refused" || outcome.starts_with("refused: "), "{outcome}");
+    let regions = array(&explanation, "regions").iter();
+    let mut regions = regions.filter(|region| heads.iter().any(|head| head["pc"] == region["pc"]));
+    assert_eq!(regions.next().expect("a region of a head")["in_run"], expected);
+    let report = explain(&directory, &[&words[..], &program].concat());
     let report = text(&report.stdout);
-    assert!(
-        report.contains("heads at which traces were tried") && report.contains("work+"),
-        "{report}"
+    for part in ["`run` tries traces at", "heads in `run`", "#1 region work+", "in `run`: "] {
+        assert!(report.contains(part), "{part} is missing in\n{report}");
+    }
+    // With --threshold, and with --no-attempts, the program runs once.
+    for option in [&["--threshold", "1000"][..], &["--no-attempts"]] {
+        let once = json(&directory, &[option, &["--json", &guest, "200000"]].concat());
+        assert!(once["attempts"].is_null() && once["timeline"].is_null());
+    }
+    let cold = explain(&directory, &["--discard-output", &guest, "10"]);
+    let cold = text(&cold.stdout);
+    assert!(cold.contains("nothing gets hot") || cold.contains("never got hot"), "{cold}");
+}
+
+#[test]
+fn the_first_screen_is_one() {
+    let directory = directory("screen");
+    let guest = guest(&directory, "-O2");
+    let words = ["--discard-output", "--tier", "dynamo", "--threshold", "100"];
+    let shown = explain(&directory, &[&words[..], &["--", &guest, "1000000"]].concat());
+    let shown = text(&shown.stdout);
+    assert!(shown.lines().count() <= 55, "{shown}");
+    // Without a locale there is no character that is not ASCII.
+    assert!(shown.is_ascii() && shown.lines().all(|line| line.len() <= 100), "{shown}");
+    for part in ["#1 region work", "##########", " fails ", "costs: ", "assumes ", "--show path"] {
+        assert!(shown.contains(part), "{part} is missing in\n{shown}");
+    }
+    assert!(!shown.contains("IR as built") && !shown.contains("native code\n"), "{shown}");
+    // The dynamic linker's traces are summed up, unless they are asked for.
+    assert!(shown.contains("ld.so: "), "{shown}");
+    let all = explain(
+        &directory,
+        &[&words[..], &["--ld-so", "--top", "all", "--show", "guards", &guest]].concat(),
     );
-    let without = json(&directory, &["--json", "--discard-output", "--", &guest, "200000"]);
-    assert!(without["attempts"].is_null());
+    let all = text(&all.stdout);
+    assert!(!all.contains("ld.so: ") && all.contains("region"), "{all}");
+    assert!(all.matches("region ").count() > shown.matches("region ").count());
+    let mut unicode = Invocation::new(env!("CARGO_BIN_EXE_dynasour"), &directory)
+        .args(["explain"])
+        .args(words)
+        .args([&guest]);
+    unicode.environment.push(("LC_ALL".into(), "C.UTF-8".into()));
+    assert!(text(&unicode.run().stdout).contains("█"));
+}
+
+/// Both runs read the same, from a pipe and from the middle of a file.
+#[test]
+fn both_runs_get_the_same_input() {
+    let directory = directory("input");
+    let lines: String = (0..100_000).map(|n| format!("{n}\n")).collect();
+    fs::write(directory.join("lines"), &lines).expect("written");
+    let own = env!("CARGO_BIN_EXE_dynasour");
+    let explained = format!("{own} explain --json --attempts --output /dev/null --force -- cksum");
+    for script in [
+        format!("cat lines | {explained}"),
+        format!("{{ head -c 6 >/dev/null; {explained}; }} < lines"),
+        format!("yes | {own} explain --attempts --output /dev/null --force -- head -1"),
+    ] {
+        let outcome = Command::new("sh")
+            .args(["-c", &script])
+            .current_dir(&directory)
+            .output()
+            .expect("a shell");
+        let said = text(&outcome.stderr);
+        let said: Vec<&str> = said.lines().collect();
+        assert!(said.len() == 2 && said[0] == said[1] && !said[0].is_empty(), "{script}: {said:?}");
+    }
+}
+
+#[test]
+fn a_long_text_goes_to_the_pager() {
+    let directory = directory("pager");
+    let guest = guest(&directory, "-O0");
+    let own = env!("CARGO_BIN_EXE_dynasour");
+    let on_terminal = |options: &str, pager: &str| {
+        let line = format!(
+            "stty cols 60 rows 10; DYNASOUR_PAGER='{pager}' {own} explain --threshold 1000 \
+             --discard-output {options} {guest} 200000; echo status $?"
+        );
+        let outcome = Command::new("script")
+            .args(["-qec", &line, "/dev/null"])
+            .stdin(std::process::Stdio::null())
+            .output();
+        outcome.ok().map(|outcome| text(&outcome.stdout))
+    };
+    let Some(paged) = on_terminal("", "sed s/^/PAGED:/") else {
+        eprintln!("skipped: no script(1)");
+        return;
+    };
+    assert!(paged.contains("PAGED:--tier") && paged.contains("status 0"), "{paged}");
+    // A pager that is not there, one that ends early, and none.
+    let plain = on_terminal("", "/nonexistent/pager").expect("script");
+    assert!(plain.contains("--tier full") && plain.contains("status 0"), "{plain}");
+    let early = on_terminal("--full", "true").expect("script");
+    assert!(!early.contains("--tier full") && early.contains("status 0"), "{early}");
+    let without = on_terminal("--no-pager", "sed s/^/PAGED:/").expect("script");
+    assert!(!without.contains("PAGED:") && without.contains("--tier full"), "{without}");
+}
+
+#[test]
+fn lines_and_rows_have_what_json_has() {
+    let directory = directory("lines");
+    let guest = guest(&directory, "-O2");
+    let words = ["--discard-output", "--tier", "dynamo", "--threshold", "100", "--top", "2"];
+    let printed = |format: &str| {
+        let outcome = explain(&directory, &[&words[..], &[format, &guest, "200000"]].concat());
+        assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
+        text(&outcome.stdout)
+    };
+    let whole: Value = serde_json::from_str(&printed("--json")).expect("JSON");
+    let lines: Vec<Value> = printed("--jsonl")
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON in each line"))
+        .collect();
+    let of =
+        |record: &str| lines.iter().filter(|line| line["record"] == record).collect::<Vec<_>>();
+    assert_eq!((of("run").len(), of("sources").len(), of("region").len()), (1, 1, 2));
+    assert_eq!((&lines[0]["record"], &lines[1]["record"]), (&"run".into(), &"region".into()));
+    let versions: Vec<&Value> =
+        array(&whole, "regions").iter().flat_map(|r| array(r, "versions")).collect();
+    assert_eq!(of("version").len(), versions.len());
+    for (line, version) in of("version").into_iter().zip(&versions) {
+        assert_eq!((&line["name"], &line["entered"]), (&version["name"], &version["entered"]));
+    }
+    let guards: usize = versions.iter().map(|v| array(&v["body"], "guards").len()).sum();
+    let rows = printed("--csv");
+    assert!(rows.starts_with("region,region_symbol,version,"), "{rows}");
+    assert_eq!(rows.lines().count(), guards + 1);
+
+    let schema = text(&explain(&directory, &["--schema"]).stdout);
+    let schema: Value = serde_json::from_str(&schema).expect("JSON");
+    let shapes = array(&schema, "oneOf");
+    for line in &lines {
+        let is_of = |shape: &&Value| shape["properties"]["record"]["const"] == line["record"];
+        let shape = shapes.iter().find(is_of).expect("the schema has each record");
+        let reference = shape["$ref"].as_str().map(|r| r.trim_start_matches("#/$defs/"));
+        let known = |name: &str| {
+            let of = reference.map(|name| &schema["$defs"][name]["properties"]);
+            shape["properties"].get(name).or_else(|| of.and_then(|of| of.get(name))).is_some()
+        };
+        for name in line.as_object().expect("an object").keys() {
+            assert!(known(name), "{name} of {} is not in the schema", line["record"]);
+        }
+    }
+    let published = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/data/explain-4.schema.json");
+    let published = fs::read_to_string(published).expect("docs/data/explain-4.schema.json");
+    let published: Value = serde_json::from_str(&published).expect("JSON");
+    assert_eq!(
+        published, schema,
+        "write it by --schema; a changed meaning needs a new number and a new file"
+    );
 }
 
 #[test]
@@ -297,7 +510,7 @@ fn loops_of_interpreted_programs_are_named_by_their_keys() {
         array(&explanation, "regions").iter().flat_map(|region| array(region, "versions"));
     let mut interpreted = versions.map(|v| &v["interpreted"]).filter(|v| !v.is_null());
     assert!(!array(interpreted.next().expect("a loop"), "key").is_empty());
-    let report = explain(&directory, &[&words[..], &program].concat());
+    let report = explain(&directory, &[&words[..], &["--show", "path"], &program].concat());
     assert!(text(&report.stdout).contains("a loop of the interpreted program, where "));
 }
 
@@ -306,7 +519,8 @@ fn places_that_are_not_there_list_what_is_near() {
     let directory = directory("places");
     let guest = guest(&directory, "-O0");
     let at = |place: &str| {
-        explain(&directory, &["--discard-output", "--threshold", "100", "--at", place, &guest])
+        let words = ["--discard-output", "--tier", "dynamo", "--threshold", "100"];
+        explain(&directory, &[&words[..], &["--show", "path", "--at", place, &guest]].concat())
     };
     refused(&at("wrok"), &["no function or version is called wrok", "near:", "work"]);
     refused(
@@ -356,6 +570,16 @@ fn what_cannot_be_explained_is_said() {
         &explain(&directory, &["--tier", "interp", "/bin/true"]),
         &["expected dynamo, full or direct"],
     );
+    refused(
+        &explain(&directory, &["--tier", "copy", "/bin/true"]),
+        &["--tier copy makes no traces"],
+    );
+    refused(
+        &explain(&directory, &["--threshold", "9", "--sample-hz", "9", "/bin/true"]),
+        &["--sample-hz has no meaning"],
+    );
+    refused(&explain(&directory, &["--at-least", "101", "/bin/true"]), &["from 0 to 100"]);
+    refused(&explain(&directory, &["--json", "--csv", "/bin/true"]), &["cannot be used with"]);
     refused(&explain(&directory, &["--top", "0", "/bin/true"]), &["--top"]);
     refused(&explain(&directory, &["--skip-pass", "nothing", "/bin/true"]), &["unknown pass"]);
     refused(&explain(&directory, &[]), &["PROG"]);
@@ -413,7 +637,16 @@ fn nothing_is_overwritten() {
 fn passes_can_be_chosen() {
     let directory = directory("passes");
     let program = guest(&directory, "-O2");
-    let words = ["--passes", "simplify,dce", "--threshold", "100", "--json", "--", &program];
+    let words = [
+        "--passes",
+        "simplify,dce",
+        "--threshold",
+        "100",
+        "--no-attempts",
+        "--json",
+        "--",
+        &program,
+    ];
     let explanation = json(&directory, &words).to_string();
     assert!(explanation.contains("\"pass\":\"simplify\""), "{explanation}");
     for other in ["peel", "sink", "params"] {

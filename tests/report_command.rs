@@ -252,7 +252,7 @@ fn studies_become_plots() {
     let suite = suite.to_str().expect("UTF-8");
     let bench = ["bench", "--json", "--small", "--runs", "2", "--tiers", "copy,full", "--only"];
     let bench = saved(&directory, "bench", &[&bench[..], &["sieve-O2", suite]].concat());
-    let explain = ["explain", "--json", "--threshold", "100", "--", &guest];
+    let explain = ["explain", "--json", "--tier", "dynamo", "--threshold", "100", "--", &guest];
     let explained = saved(&directory, "explained", &explain);
 
     let page = page(&directory, &[guards, sweep, bench, explained]);

@@ -88,7 +88,8 @@ fn explain_shows_the_certificates() {
     let program = program.to_str().expect("UTF-8");
     let explain = |options: &[&str]| {
         let outcome = Invocation::new(env!("CARGO_BIN_EXE_dynasour"), &directory)
-            .args(["explain", "--discard-output"])
+            .args(["explain", "--discard-output", "--tier", "dynamo", "--threshold", "1000"])
+            .args(["--show", "guards"])
             .args(options)
             .args(["--", program, "1000000"])
             .run();

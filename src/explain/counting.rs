@@ -1,15 +1,16 @@
-//! Counting runs: a program under `dynasour run --count`, and the census that the run writes. For
-//! `--attempts` also a run without counters, and the list of heads in its statistics.
+//! Runs of the program that is explained: one under `dynasour run` with the options that the user gave, whose
+//! statistics list the heads; and one with counters (`--count`), which writes a census.
 //!
 //! The guest's standard output goes to our standard error, so that our report can be piped. Its
-//! standard input is ours.
+//! standard input is ours, in both runs ([`super::stdin`]).
 //!
-//! No data outside [`Plan`] and [`Counted`]; no lock. The census comes in a file of a temporary
+//! No data outside [`Plan`] and [`Counted`]; no lock. Statistics and census come in files of a temporary
 //! directory.
 //!
-//! Example: `Plan { options: ["--tier", "full"], detail: true, command: ["ls"], … }` runs
-//! `dynasour run --tier full --count FILE --count-detail -- ls`.
+//! Example: `Plan { options: ["--tier", "full"], command: ["ls"], … }` runs
+//! `dynasour run --tier full --stats-json FILE --timeline -- ls`.
 
+use super::stdin::Input;
 use anyhow::{Context, Result, bail, ensure};
 use dynasour_runtime::observe::attempts::Attempt;
 use dynasour_runtime::observe::census::{Census, SCHEMA};
@@ -23,14 +24,16 @@ use std::process::{Command, ExitStatus, Stdio};
 /// status, but then there is a census.
 const NOT_RUN: [i32; 3] = [2, 126, 127];
 
-/// The program to run, with options.
+/// A program to run.
 pub struct Plan<'a> {
-    /// Options of `run`, without those for counting.
+    /// Options of `run`, as the user gave them.
     pub options: Vec<OsString>,
-    /// Whether the census includes the text of versions and native code.
-    pub detail: bool,
+    /// Options of `run` for counting, without `--count` itself.
+    pub counting: Vec<OsString>,
     /// Whether the guest's output is discarded.
     pub discard: bool,
+    /// Our standard input.
+    pub input: Input,
     /// The program and its arguments.
     pub command: &'a [OsString],
 }
@@ -48,38 +51,40 @@ impl Plan<'_> {
     ///
     /// # Errors
     /// The program could not be run, or ended without a census.
-    pub fn run(&self) -> Result<Counted> {
-        let detail: &[&str] = if self.detail { &["--count-detail"] } else { &[] };
-        let (bytes, status) = self.run_with("--count", detail)?;
+    pub fn counted(&self) -> Result<Counted> {
+        let (bytes, status) = self.run(&self.counting, "--count", "--count-detail")?;
         let census: Census = serde_json::from_slice(&bytes).context("the census is damaged")?;
         ensure!(census.schema == SCHEMA, "the census has form {}, not {SCHEMA}", census.schema);
         Ok(Counted { census, status })
     }
 
-    /// Runs the program without counters, so that traces race, and returns the heads at which traces
-    /// were tried, the hottest first, and what the time was spent on.
+    /// Runs the program as `run` does, and returns the heads at which traces were tried, the hottest
+    /// first, and what the time was spent on.
     ///
     /// # Errors
     /// The program could not be run, or ended without statistics.
-    pub fn attempts(&self) -> Result<Uncounted> {
-        let (bytes, _) = self.run_with("--stats-json", &["--timeline"])?;
+    pub fn uncounted(&self) -> Result<Uncounted> {
+        let (bytes, _) = self.run(&self.options, "--stats-json", "--timeline")?;
         serde_json::from_slice(&bytes).context("the statistics are damaged")
     }
 
     /// Runs the program with the option that writes a report, and returns the report.
-    fn run_with(&self, report: &str, more: &[&str]) -> Result<(Vec<u8>, ExitStatus)> {
+    fn run(&self, options: &[OsString], report: &str, more: &str) -> Result<(Vec<u8>, ExitStatus)> {
         let own = std::env::current_exe().context("cannot find this program")?;
         let directory = tempfile::tempdir().context("cannot make a temporary directory")?;
         let file = directory.path().join("report.json");
         let mut command = Command::new(own);
-        command.arg("run").args(&self.options).arg(report).arg(&file).args(more);
+        command.arg("run").args(options).arg(report).arg(&file).arg(more);
         command.arg("--").args(self.command);
         if self.discard {
             command.stdout(Stdio::null()).stderr(Stdio::null());
         } else {
             command.stdout(Stdio::from(std::io::stderr()));
         }
-        let status = command.status().context("cannot run this program")?;
+        self.input.prepare(&mut command)?;
+        let mut child = command.spawn().context("cannot run this program")?;
+        self.input.feed(child.stdin.take());
+        let status = child.wait().context("cannot run this program")?;
         let bytes = match std::fs::read(&file) {
             Ok(bytes) => bytes,
             // `dynasour run` has already printed the reason.

@@ -5,20 +5,21 @@
 //! second instruction has the note `main+0x30` and the number of the guard that checks it.
 
 use super::disassembly::Disassembler;
-use super::heat;
+use super::heat::{self, Place};
 use super::source_lines::{Source, SourceLines};
 use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::observe::census::{Fragment, PathStep, Transfer};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A recorded block.
-#[derive(Serialize, Deserialize, Debug)]
+#[derive(Serialize, Deserialize, JsonSchema, Debug)]
 pub struct Block {
     /// Address of its first instruction.
     pub pc: u64,
     /// The same address as symbol and offset.
     pub symbol: String,
-    /// Executions in this version.
+    /// Executions in this version, except those that were repeated because a guard failed.
     pub executed: u64,
     /// Its instructions.
     pub instructions: Vec<Instruction>,
@@ -29,7 +30,7 @@ pub struct Block {
 }
 
 /// A guest instruction.
-#[derive(Serialize, Deserialize, Debug)]
+#[derive(Serialize, Deserialize, JsonSchema, Debug)]
 pub struct Instruction {
     /// Its address.
     pub pc: u64,
@@ -52,23 +53,44 @@ pub fn path(
     sources: &mut SourceLines<'_>,
     disassembler: &mut Disassembler,
 ) -> Vec<Block> {
+    let places = heat::places(fragment);
     let blocks = fragment.path.iter().zip(heat::executions(fragment));
     blocks
-        .map(|(step, executed)| Block {
+        .enumerate()
+        .map(|(n, (step, executed))| Block {
             pc: step.pc,
             symbol: symbols.name(step.pc),
             executed,
-            instructions: instructions(disassembler, fragment, step, symbols, sources),
+            instructions: instructions(
+                disassembler,
+                step,
+                &guards_of(fragment, &places, n),
+                symbols,
+                sources,
+            ),
             transfer: step.transfer,
             next: step.next,
         })
         .collect()
 }
 
+/// The guards with an origin in a step of the path: pc of the instruction, and number of the guard.
+fn guards_of(fragment: &Fragment, places: &[Place], step: usize) -> Vec<(u64, u32)> {
+    let mut out = Vec::new();
+    for (guard, place) in fragment.guards.iter().zip(places) {
+        for (origin, of) in guard.origins.iter().zip(&place.origins) {
+            if *of == Some(step) && !out.contains(&(origin.pc, guard.index)) {
+                out.push((origin.pc, guard.index));
+            }
+        }
+    }
+    out
+}
+
 fn instructions(
     disassembler: &mut Disassembler,
-    fragment: &Fragment,
     step: &PathStep,
+    guards: &[(u64, u32)],
     symbols: &Symbols,
     sources: &mut SourceLines<'_>,
 ) -> Vec<Instruction> {
@@ -77,7 +99,7 @@ fn instructions(
     let mut out = Vec::new();
     for (len, text) in disassembler.instructions(step.pc, &bytes) {
         let pc = step.pc + at as u64;
-        let guards = fragment.guards.iter().filter(|g| g.pc == pc).map(|g| g.index).collect();
+        let guards = guards.iter().filter(|(at, _)| *at == pc).map(|(_, guard)| *guard).collect();
         let note = target(&text, pc + len as u64)
             .map(|target| symbols.name(target))
             .filter(|n| !n.starts_with("0x"));

@@ -18,11 +18,12 @@ use dynasour_runtime::observe::census::{Census, Code, Detail, Fragment, Kind, co
 use iced_x86::{
     Decoder, DecoderOptions, FlowControl, Formatter, Instruction, NasmFormatter, OpKind, Register,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
 /// One host instruction.
-#[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, PartialEq, Eq)]
 pub struct Line {
     /// Its address.
     pub at: u64,
@@ -39,7 +40,7 @@ pub struct Line {
 }
 
 /// One purpose of an instruction.
-#[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, PartialEq, Eq)]
 #[serde(tag = "mark", rename_all = "kebab-case")]
 pub enum Mark {
     /// The jump of a guard.

@@ -12,11 +12,12 @@ use dynasour_ir::opt::OptOptions;
 use dynasour_ir::text;
 use dynasour_runtime::config::placement;
 use dynasour_runtime::observe::census::{Census, Detail};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 
 /// The effect of one pass on the version.
-#[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// The pass.
     pub pass: String,

@@ -11,6 +11,7 @@
 
 use addr2line::Loader;
 use dynasour_guest::symbols::Symbols;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ const LARGEST: u64 = 16 << 20;
 const LONGEST: usize = 240;
 
 /// The line that an instruction comes from.
-#[derive(Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Source {
     /// Index in [`super::model::Explanation::sources`].
     pub file: u32,
@@ -30,7 +31,7 @@ pub struct Source {
 }
 
 /// A source file, with the lines that some instruction comes from.
-#[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, PartialEq, Eq)]
 pub struct SourceFile {
     /// Its path, as the debug information names it.
     pub path: String,

@@ -1,12 +1,13 @@
-//! The report of `dynasour explain` as text.
+//! The parts of a version as text: the recorded path, guards, anchors, passes, IR and native code.
 //!
-//! [`Reporter`] prints an [`Explanation`], which has all numbers already; this module only formats
-//! them. A report has a first line about the run, then the regions, the hottest first, and for each
-//! region its versions. A version that is shown in full has the parts that the user asked for with
-//! `--show`. README.md shows a report. No lock.
+//! A [`Reporter`] prints a [`Version`], which has all numbers already; this module only formats
+//! them. Exits that were never taken are folded to one line, unless [`Reporter::unfolded`]. No data, no lock.
+//!
+//! Example: `--show guards` prints the table of guards of each version that has a [`Body`].
 
 use super::guest::Block;
-use super::model::{Body, Explanation, Region, Version};
+use super::linker::Linker;
+use super::model::{Body, Version};
 use super::native::{Line, Mark};
 use super::paint::{Paint, Style};
 use super::passes::{Edit, difference};
@@ -35,15 +36,30 @@ pub enum Part {
     Ir,
     /// The native code
     Native,
+    /// All of these
+    All,
 }
 
-/// Writes reports. `census` and `symbols` give names to fragments and addresses; `parts` are the
-/// parts of a version to show.
+impl Part {
+    /// All parts, in the order in which they are shown.
+    pub const EACH: [Part; 6] =
+        [Part::Path, Part::Guards, Part::Anchors, Part::Passes, Part::Ir, Part::Native];
+}
+
+/// Writes the parts of versions.
 pub struct Reporter<'a> {
+    /// Colours.
     pub paint: Paint,
+    /// Gives names to fragments.
     pub census: &'a Census,
+    /// Give names to addresses.
     pub symbols: &'a Symbols,
+    /// Where the dynamic linker is.
+    pub linker: &'a Linker,
+    /// The parts to show.
     pub parts: &'a [Part],
+    /// Is everything shown, also what is cold?
+    pub unfolded: bool,
 }
 
 /// A number with separators: 1,234,567.
@@ -60,7 +76,7 @@ pub fn number(n: u64) -> String {
 }
 
 /// The share of failures in executions; `-` if there were no executions.
-fn percent(part: u64, of: u64) -> String {
+pub fn percent(part: u64, of: u64) -> String {
     match (part, of) {
         (_, 0) => "-".to_string(),
         (0, _) => "never".to_string(),
@@ -71,7 +87,7 @@ fn percent(part: u64, of: u64) -> String {
     }
 }
 
-fn kind(kind: Kind) -> &'static str {
+pub fn kind(kind: Kind) -> &'static str {
     match kind {
         Kind::Loop => "loop",
         Kind::Linear => "linear trace",
@@ -81,7 +97,7 @@ fn kind(kind: Kind) -> &'static str {
     }
 }
 
-fn guard_kind(kind: GuardKind) -> &'static str {
+pub fn guard_kind(kind: GuardKind) -> &'static str {
     match kind {
         GuardKind::Branch => "branch",
         GuardKind::Target => "target",
@@ -108,85 +124,13 @@ fn loop_of_program(interpreted: &Interpreted) -> String {
 }
 
 impl Reporter<'_> {
-    /// The whole report.
-    pub fn report(&self, e: &Explanation) -> String {
-        let mut out = String::new();
-        let p = &self.paint;
-        let command: Vec<&str> =
-            std::iter::once(&e.program).chain(&e.args).map(String::as_str).collect();
-        let _ = writeln!(
-            out,
-            "{} under --tier {}, heads hot after {} executions{}: {} in {}, {} guest instructions \
-             executed in them{}",
-            p.text(Style::Title, &command.join(" ")),
-            e.tier,
-            number(e.threshold.into()),
-            if self.is_direct() { " at samples" } else { "" },
-            plural(e.traces as u64, "trace"),
-            plural(e.regions_in_all as u64, "region"),
-            number(e.instructions),
-            if e.exact { "" } else { " (several threads: counts are approximate)" }
-        );
-        for (rank, region) in e.regions.iter().enumerate() {
-            self.region(&mut out, rank, region);
-        }
-        out
-    }
-
     /// Did the program run in place? Then code that is no trace is the guest's own.
-    fn is_direct(&self) -> bool {
+    pub fn is_direct(&self) -> bool {
         self.census.tier == Tier::Direct.to_string()
     }
 
-    fn region(&self, out: &mut String, rank: usize, region: &Region) {
-        let p = &self.paint;
-        let title = format!("region {} at {:#x}", region.symbol, region.pc);
-        let _ = writeln!(
-            out,
-            "\n{} {}   {} guest instructions, {:.1} % of all in traces",
-            p.text(Style::Title, &format!("#{}", rank + 1)),
-            p.text(Style::Title, &title),
-            number(region.instructions),
-            100.0 * region.share
-        );
-        for version in &region.versions {
-            let _ = writeln!(out, "   {}", self.brief(version));
-        }
-        for version in region.versions.iter().filter(|v| v.body.is_some()) {
-            self.version(out, version);
-        }
-        let hidden = region.versions.iter().filter(|v| v.body.is_none()).count();
-        if hidden > 0 {
-            let _ = writeln!(
-                out,
-                "\n  {} not shown whole; --at NAME shows one",
-                plural(hidden as u64, "version")
-            );
-        }
-    }
-
-    /// The line of a version in its region's list.
-    fn brief(&self, v: &Version) -> String {
-        let from = v.from.as_ref().map_or(String::new(), |from| {
-            let guards: Vec<String> = from.guards.iter().map(|g| format!("g{g}")).collect();
-            format!(" of {} {}", self.fragment(from.fragment), guards.join(", "))
-        });
-        let loops = v.iterations.map_or(String::new(), |n| format!(", {} iterations", number(n)));
-        format!(
-            "{:<5} {}{from} at {}: {:.1} % of the region, entered {} times{loops}, guards failed \
-             {} of {} times",
-            v.name,
-            kind(v.kind),
-            v.symbol,
-            100.0 * v.share,
-            number(v.entered),
-            number(v.failed),
-            number(v.executed)
-        )
-    }
-
     /// The name of a fragment in reports: stubs have a number only.
-    fn fragment(&self, id: u32) -> String {
+    pub fn fragment(&self, id: u32) -> String {
         match self.census.fragments.get(id as usize) {
             Some(f) if f.kind == Kind::Stub => format!("stub {id}"),
             Some(f) => f.name.clone(),
@@ -194,7 +138,8 @@ impl Reporter<'_> {
         }
     }
 
-    fn version(&self, out: &mut String, v: &Version) {
+    /// The details of a version, if it has them.
+    pub fn version(&self, out: &mut String, v: &Version) {
         let Some(body) = &v.body else { return };
         let p = &self.paint;
         let _ = writeln!(
@@ -260,6 +205,8 @@ impl Reporter<'_> {
                 Part::Passes => self.passes(out, body),
                 Part::Ir => self.ir(out, body),
                 Part::Native => self.native(out, body),
+                // It stands for the others on the command line only.
+                Part::All => {}
             }
         }
     }
@@ -274,7 +221,7 @@ impl Reporter<'_> {
     }
 
     /// Where exits went, the most frequent destination first.
-    fn went(&self, went: &[Went]) -> String {
+    pub fn went(&self, went: &[Went]) -> String {
         if went.is_empty() {
             return String::new();
         }
@@ -334,14 +281,17 @@ impl Reporter<'_> {
                     "    {:>14} {:>10}  {}",
                     "",
                     "",
-                    p.text(Style::Guard, &self.line_of(guard))
+                    p.text(Style::Guard, &self.line_of(guard, inst.pc))
                 );
             }
         }
     }
 
     /// The line below the instruction that a guard checks.
-    fn line_of(&self, g: &Guard) -> String {
+    fn line_of(&self, g: &Guard, pc: u64) -> String {
+        if pc != g.pc {
+            return format!("g{}, see {:#x}", g.index, g.pc);
+        }
         let position = if g.in_loop { "" } else { ", before the loop" };
         let position =
             if g.position.0 == 0 && !g.in_loop && self.is_linear(g) { "" } else { position };
@@ -376,7 +326,9 @@ impl Reporter<'_> {
             "    {:<4} {:<7} {:>14} {:>14} {:>9}  predicate",
             "", "kind", "checked", "failed", ""
         );
-        for g in &body.guards {
+        let (shown, never): (Vec<&Guard>, Vec<&Guard>) =
+            body.guards.iter().partition(|g| self.unfolded || g.failed > 0);
+        for g in shown {
             let style = if g.failed > 0 { Style::Guard } else { Style::Plain };
             let row = format!(
                 "    g{:<3} {:<7} {:>14} {:>14} {:>9}  {}",
@@ -394,6 +346,19 @@ impl Reporter<'_> {
                 "{}",
                 p.text(Style::Note, &format!("{about}{}", self.failures_went(g)))
             );
+        }
+        if !never.is_empty() {
+            let names: Vec<String> =
+                never.iter().take(8).map(|g| format!("g{}", g.index)).collect();
+            let more = if never.len() > names.len() { ", …" } else { "" };
+            let checks = never.iter().map(|g| g.executed).sum();
+            let text = format!(
+                "    {} never failed in {} checks: {}{more} (--full shows them)",
+                plural(never.len() as u64, "guard"),
+                number(checks),
+                names.join(", ")
+            );
+            let _ = writeln!(out, "{}", p.text(Style::Note, &text));
         }
     }
 
@@ -477,12 +442,33 @@ impl Reporter<'_> {
     fn native(&self, out: &mut String, body: &Body) {
         self.heading(out, "native code");
         let mut cold = false;
+        // Is the exit to which the lines belong shown?
+        let mut is_taken = true;
+        let (mut folded, mut bytes) = (0, 0);
         for line in &body.native {
             if line.cold && !cold {
                 self.heading(out, "native code of exits");
                 cold = true;
             }
-            self.native_line(out, line);
+            let of_line = line.marks.iter().filter_map(|mark| match mark {
+                Mark::Exit { guard } => body.guards.get(*guard as usize),
+                _ => None,
+            });
+            let of_line: Vec<&Guard> = of_line.collect();
+            if !of_line.is_empty() {
+                is_taken = self.unfolded || of_line.iter().any(|guard| guard.failed > 0);
+                folded += u64::from(!is_taken);
+            }
+            match is_taken {
+                true => self.native_line(out, line),
+                false => bytes += line.bytes.len() as u64 / 2,
+            }
+        }
+        if folded > 0 {
+            let what = plural(folded, "exit");
+            let text =
+                format!("    {what} never taken, {} bytes (--full shows them)", number(bytes));
+            let _ = writeln!(out, "{}", self.paint.text(Style::Note, &text));
         }
     }
 
@@ -544,7 +530,7 @@ fn varmap_lines(anchor: &Anchor) -> Vec<String> {
     lines
 }
 
-fn plural(n: u64, what: &str) -> String {
+pub fn plural(n: u64, what: &str) -> String {
     match n {
         1 => format!("1 {what}"),
         _ => format!("{} {what}s", number(n)),

@@ -211,19 +211,19 @@ pub fn run<'a>(name: &'a str, e: &'a Explanation) -> Result<Run<'a>> {
     bodies.sort_by_key(|(.., instructions, _)| std::cmp::Reverse(*instructions));
     let mut run = Run {
         name,
-        program: &e.program,
-        args: &e.args,
-        status: e.status,
-        signal: e.signal,
-        tier: &e.tier,
-        threshold: e.threshold,
-        exact: e.exact,
-        instructions: e.instructions,
-        traces: e.traces,
-        regions_in_all: e.regions_in_all,
+        program: &e.header.program,
+        args: &e.header.args,
+        status: e.header.status,
+        signal: e.header.signal,
+        tier: &e.header.tier,
+        threshold: e.header.threshold,
+        exact: e.header.exact,
+        instructions: e.header.instructions,
+        traces: e.header.traces,
+        regions_in_all: e.header.regions_in_all,
         regions: e.regions.iter().map(region).collect(),
-        attempts: e.attempts.as_deref().map(|all| &all[..all.len().min(MOST_HEADS)]),
-        timeline: e.timeline.as_ref(),
+        attempts: e.header.attempts.as_deref().map(|all| &all[..all.len().min(MOST_HEADS)]),
+        timeline: e.header.timeline.as_ref(),
         sources: &e.sources,
         left_out: 0,
     };
@@ -249,10 +249,10 @@ fn size(value: &impl Serialize) -> Result<usize> {
 
 fn region(r: &Region) -> RegionView<'_> {
     RegionView {
-        pc: hex(r.pc),
-        symbol: &r.symbol,
-        instructions: r.instructions,
-        share: r.share,
+        pc: hex(r.head.pc),
+        symbol: &r.head.symbol,
+        instructions: r.head.instructions,
+        share: r.head.share,
         versions: r.versions.iter().map(version).collect(),
     }
 }

@@ -9,15 +9,15 @@
 //! the fields of [`crate::guards::Report`].
 
 use crate::bench::report::Report as Bench;
-use crate::explain::model::{Explanation, SCHEMA};
+use crate::explain::model::{Assembly, Explanation, Record, SCHEMA};
 use crate::guards::{Curve, Report as Comparison};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// One file, checked.
 pub enum Input {
-    /// Of `explain --json`.
+    /// Of `explain --json` or `--jsonl`.
     Explanation {
         /// The file's name, or the command line of the program.
         name: String,
@@ -64,6 +64,10 @@ const OTHERS: [(&[&str], &str); 2] = [
 /// # Errors
 /// It is none of the known forms, or of another version.
 pub fn recognise(name: &str, bytes: &[u8]) -> Result<Input> {
+    if let Some(explanation) = lines(name, bytes)? {
+        let (name, explanation) = (name.to_string(), Box::new(explanation));
+        return Ok(Input::Explanation { name, explanation });
+    }
     let content: Value =
         serde_json::from_slice(bytes).with_context(|| format!("{name} is not JSON"))?;
     let has = |fields: &[&str]| fields.iter().all(|field| content.get(field).is_some());
@@ -71,16 +75,7 @@ pub fn recognise(name: &str, bytes: &[u8]) -> Result<Input> {
         bail!("{name} {what}");
     }
     if has(&["schema", "regions"]) {
-        match content["schema"].as_u64() {
-            Some(schema) if schema == u64::from(SCHEMA) => {}
-            schema => {
-                let schema = schema.map_or("unknown".to_string(), |schema| schema.to_string());
-                bail!(
-                    "{name} has schema {schema} of `explain --json`, and this dynasour reads \
-                     {SCHEMA}; run `explain` again with this dynasour"
-                );
-            }
-        }
+        has_schema(name, &content)?;
         let explanation = Box::new(check(name, "explain --json", content)?);
         return Ok(Input::Explanation { name: name.to_string(), explanation });
     }
@@ -97,6 +92,40 @@ pub fn recognise(name: &str, bytes: &[u8]) -> Result<Input> {
         bail!("{name} is not the JSON of explain, guards or bench")
     };
     Ok(Input::Study { kind, name: name.to_string(), content })
+}
+
+/// Is the explanation of the form that this dynasour reads?
+fn has_schema(name: &str, content: &Value) -> Result<()> {
+    let schema = content["schema"].as_u64();
+    if schema == Some(u64::from(SCHEMA)) {
+        return Ok(());
+    }
+    let schema = schema.map_or("unknown".to_string(), |schema| schema.to_string());
+    bail!(
+        "{name} has schema {schema} of `explain --json`, and this dynasour reads {SCHEMA}; run \
+         `explain` again with this dynasour"
+    )
+}
+
+/// The explanation, if these are lines of `explain --jsonl`.
+fn lines(name: &str, bytes: &[u8]) -> Result<Option<Explanation>> {
+    let mut lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let Some(first) = lines.next() else { return Ok(None) };
+    match serde_json::from_slice::<Value>(first) {
+        Ok(run) if run["record"] == "run" => has_schema(name, &run)?,
+        _ => return Ok(None),
+    }
+    const FORM: &str = "explain --jsonl";
+    let mut assembly = Assembly::default();
+    let mut is_whole = false;
+    for (n, line) in std::iter::once(first).chain(lines).enumerate() {
+        let place = || format!("{name}, line {}, is not what `{FORM}` writes", n + 1);
+        let record = Record::of(line).with_context(place)?.with_context(place)?;
+        is_whole = matches!(record, Record::Sources { .. });
+        assembly.add(record).with_context(place)?;
+    }
+    ensure!(is_whole, "{name} ends before the last line of `{FORM}`; was explain killed?");
+    assembly.whole().map(Some)
 }
 
 /// The content, if it has all fields of its form.
@@ -132,6 +161,9 @@ mod tests {
         assert!(refusal(r#"{"schema": 1, "regions": []}"#).contains("has schema 1"));
         let schema = format!(r#"{{"schema": {SCHEMA}, "regions": []}}"#);
         assert!(refusal(&schema).contains("missing field"));
+        assert!(refusal(r#"{"record": "run", "schema": 1}"#).contains("has schema 1"));
+        let cut = format!(r#"{{"record": "run", "schema": {SCHEMA}}}"#);
+        assert!(refusal(&cut).contains("missing field"));
         assert!(refusal(r#"{"fragments": 1, "images": []}"#).contains("census"));
         assert!(refusal("[]").contains("not the JSON of"));
         assert!(refusal("{").contains("not JSON"));

@@ -16,7 +16,7 @@
 //! process of its own.
 //!
 //! ```text
-//! dynasour report -- ./a.out             dynasour explain --json --attempts … -- ./a.out; the page of that
+//! dynasour report -- ./a.out             dynasour explain --jsonl --attempts … -- ./a.out; the page of that
 //! dynasour report a.json b.json          the page of both files
 //! ```
 //!
@@ -26,20 +26,24 @@ mod compact;
 mod input;
 mod page;
 
-use anyhow::{Context, Result, bail, ensure};
+use crate::explain::output::{Output, ignore_broken_pipes};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use dynasour_runtime::config::{Placement, Tier, placement};
 use input::Input;
 use std::ffi::{OsString, c_int};
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+/// Percent of its region's instructions from which the page of a program has the details of a version (guess:
+/// the details of colder ones take time and are left out first).
+const WORTH_SHOWING: &str = "5";
 
 /// Options of `report`.
 #[derive(Args, Debug)]
 pub struct ReportArgs {
-    /// JSON that `explain --json`, `guards --json` (also with --chaos-sweep), `bench --json` or `bench
+    /// JSON that `explain --json` or `--jsonl`, `guards --json` (also with --chaos-sweep), `bench --json` or `bench
     /// --save` has written; - is standard input
     #[arg(value_name = "FILE", required_unless_present = "command")]
     files: Vec<PathBuf>,
@@ -81,14 +85,18 @@ pub fn run(args: &ReportArgs) -> Result<c_int> {
     for file in &args.files {
         inputs.push(input::recognise(&name_of(file), &read(file)?)?);
     }
-    let output = Output::open(&args.output, args.force)?;
+    ignore_broken_pipes();
+    let output = Output::open(Some(&*args.output).filter(|path| !is_dash(path)), args.force)?;
     let page = explained(args).and_then(|explanation| {
         inputs.extend(explanation);
         page::page(&inputs)
     });
-    match page.and_then(|page| output.write(&page).map(|()| page.len())) {
+    let written = page.and_then(|page| {
+        output.write(|out| Ok(out.write_all(page.as_bytes())?)).map(|()| page.len())
+    });
+    match written {
         Ok(size) => {
-            if let Some(path) = output.path {
+            if let Some(path) = output.path() {
                 eprintln!("dynasour: {}: {} kB", path.display(), size.div_ceil(1000));
             }
             Ok(0)
@@ -125,10 +133,10 @@ fn explained(args: &ReportArgs) -> Result<Option<Input>> {
     let Some(program) = args.command.first() else { return Ok(None) };
     let own = std::env::current_exe().context("cannot find this program")?;
     let directory = tempfile::tempdir().context("cannot make a temporary directory")?;
-    let file = directory.path().join("explanation.json");
+    let file = directory.path().join("explanation.jsonl");
     let mut explain = Command::new(own);
-    explain.args(["explain", "--json", "--attempts", "--top", &args.top.to_string(), "--output"]);
-    explain.arg(&file);
+    explain.args(["explain", "--jsonl", "--attempts", "--top", &args.top.to_string()]);
+    explain.args(["--at-least", WORTH_SHOWING, "--output"]).arg(&file);
     if let Some(tier) = args.tier {
         explain.args(["--tier", &tier.to_string()]);
     }
@@ -146,53 +154,4 @@ fn explained(args: &ReportArgs) -> Result<Option<Input>> {
     ensure!(status.success(), "{} was not explained, so there is no page", program.display());
     let words = args.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>();
     input::recognise(&words.join(" "), &read(&file)?).map(Some)
-}
-
-/// Where the page goes.
-struct Output {
-    file: File,
-    /// None for standard output.
-    path: Option<PathBuf>,
-    /// Did this command make the file?
-    is_new: bool,
-}
-
-impl Output {
-    /// Opens the output. An existing file keeps its contents until the page is there.
-    fn open(path: &Path, force: bool) -> Result<Output> {
-        if is_dash(path) {
-            let stdout = std::os::fd::AsFd::as_fd(&std::io::stdout()).try_clone_to_owned();
-            let file = File::from(stdout.context("cannot use standard output")?);
-            return Ok(Output { file, path: None, is_new: false });
-        }
-        let is_new = !path.exists();
-        let opened = OpenOptions::new().write(true).create(force).create_new(!force).open(path);
-        match opened {
-            Ok(file) => Ok(Output { file, path: Some(path.to_path_buf()), is_new }),
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-                bail!("{} exists; --force overwrites it", path.display())
-            }
-            Err(error) => Err(error).with_context(|| format!("cannot write {}", path.display())),
-        }
-    }
-
-    fn write(&self, page: &str) -> Result<()> {
-        let name = self.path.as_deref().map_or("standard output".to_string(), name_of);
-        let is_file = self.file.metadata().is_ok_and(|about| about.is_file());
-        if is_file && self.path.is_some() {
-            self.file.set_len(0).with_context(|| format!("cannot write {name}"))?;
-        }
-        match (&self.file).write_all(page.as_bytes()) {
-            // A reader that closes the pipe early is no error.
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-            written => written.with_context(|| format!("cannot write {name}")),
-        }
-    }
-
-    /// There is no page: leaves nothing behind.
-    fn discard(&self) {
-        if let (Some(path), true) = (&self.path, self.is_new) {
-            let _ = std::fs::remove_file(path);
-        }
-    }
 }

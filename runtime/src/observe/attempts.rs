@@ -15,6 +15,7 @@ use super::linker;
 use super::stats::RaceResult;
 use dynasour_guest::symbols::Symbols;
 use dynasour_tracer::AbortReason;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -37,7 +38,7 @@ pub enum Outcome {
 }
 
 /// A head at which a trace was tried.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Attempt {
     /// The head.
     pub pc: u64,

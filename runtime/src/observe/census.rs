@@ -23,13 +23,14 @@ use dynasour_guest::space;
 use dynasour_guest::symbols::MappedFile;
 use dynasour_ir::OriginKind;
 use nix::sys::mman::ProtFlags;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The version of the file's form; changed when readers of the old form would misread the new one.
 pub const SCHEMA: u32 = 2;
 
 /// What a counting run has counted.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Census {
     /// [`SCHEMA`].
     pub schema: u32,
@@ -62,7 +63,7 @@ pub struct Census {
 }
 
 /// Executable memory mapped from a file.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Image {
     /// The file.
     pub path: String,
@@ -79,7 +80,7 @@ pub struct Image {
 }
 
 /// What a fragment was made for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// A version of its region, with a loop.
@@ -95,7 +96,7 @@ pub enum Kind {
 }
 
 /// One fragment.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Fragment {
     /// Its index in [`Census::fragments`].
     pub id: u32,
@@ -147,7 +148,7 @@ pub struct Fragment {
 }
 
 /// A loop of the program that the guest interprets.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Interpreted {
     /// The key of the loop: the values at the head from which the dispatch follows.
     pub key: Vec<u64>,
@@ -158,7 +159,7 @@ pub struct Interpreted {
 }
 
 /// The exit of another fragment for which a fragment was made ([`Fragment::from`]).
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct From {
     /// The id of the fragment that has the exit.
     pub fragment: u32,
@@ -167,7 +168,7 @@ pub struct From {
 }
 
 /// How control went from a recorded block to the next.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transfer {
     /// Past the block's end into the next block, or by a direct jump.
@@ -187,7 +188,7 @@ pub enum Transfer {
 }
 
 /// One recorded block.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct PathStep {
     /// The pc of its first instruction.
     pub pc: u64,
@@ -206,7 +207,7 @@ pub struct PathStep {
 }
 
 /// Sizes of native code in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct CodeBytes {
     /// Of the code on the path.
     pub hot: u64,
@@ -215,7 +216,7 @@ pub struct CodeBytes {
 }
 
 /// The times that making a fragment took, in nanoseconds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct CompileTimes {
     /// Recording, the interpretation of the path included.
     pub record: u64,
@@ -235,7 +236,9 @@ impl CompileTimes {
 }
 
 /// What a guard checks.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum GuardKind {
     /// The direction of a recorded branch.
@@ -274,7 +277,9 @@ impl std::convert::From<OriginKind> for GuardKind {
 }
 
 /// Where one assumption of a guard comes from.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize, JsonSchema,
+)]
 pub struct GuardOrigin {
     /// What it checks.
     pub kind: GuardKind,
@@ -287,7 +292,7 @@ pub struct GuardOrigin {
 }
 
 /// One guard.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Guard {
     /// Its index in [`Fragment::guards`].
     pub index: u32,
@@ -321,7 +326,7 @@ pub struct Guard {
 }
 
 /// An anchor of a guard.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Anchor {
     /// Its name in the version.
     pub name: String,
@@ -337,7 +342,7 @@ pub struct Anchor {
 }
 
 /// A destination of control, with the number of times that control went there.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Went {
     /// The destination.
     #[serde(flatten)]
@@ -347,7 +352,7 @@ pub struct Went {
 }
 
 /// A destination of control that leaves a fragment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "to", rename_all = "kebab-case")]
 pub enum To {
     /// The runtime, which rebuilds the guest's state and continues.
@@ -365,7 +370,7 @@ pub enum To {
 }
 
 /// The end of a path.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct End {
     /// The guest pc at which execution continues, unless it is computed.
     pub target: Option<u64>,
@@ -378,7 +383,7 @@ pub struct End {
 }
 
 /// What `--count-detail` adds.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Detail {
     /// The version as built.
     pub built: String,
@@ -400,7 +405,7 @@ pub struct Detail {
 }
 
 /// Bytes of native code.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Code {
     /// The host address of the first byte.
     pub at: u64,

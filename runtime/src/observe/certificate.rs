@@ -10,12 +10,13 @@
 
 use dynasour_ir::prove::{Outcome, Verdict};
 use dynasour_ir::validate::Report;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
 /// What was compared for a trace without finding a difference.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Certificate {
     /// Entry states.
     pub cases: u64,
@@ -93,7 +94,7 @@ impl Verified {
 }
 
 /// An attempt to prove that a trace does what was recorded, from every state.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Proof {
     /// Was it proven?
     pub proven: bool,

@@ -16,6 +16,7 @@ use crate::observe::profile::timeline::Timeline;
 use dynasour_emitter::Rates;
 use dynasour_tracer::race::{Judgement, Verdict};
 use dynasour_tracer::{AbortReason, EndReason};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -149,7 +150,7 @@ pub struct Stats {
 }
 
 /// How a trace has done in a race with the code that it replaces, its floor.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct RaceResult {
     /// The trace's head.
     pub pc: u64,
@@ -166,7 +167,7 @@ pub struct RaceResult {
 }
 
 /// Which side of a race stays.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RaceVerdict {
     /// The trace.

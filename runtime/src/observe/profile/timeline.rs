@@ -14,6 +14,7 @@
 //! and 2 ms to the fourth.
 
 use super::Phase;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -127,7 +128,7 @@ fn spread(shift: u32, from: u64, to: u64, mut f: impl FnMut(usize, u64)) {
 }
 
 /// The time of all threads over the run.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Timeline {
     /// Nanoseconds of a bucket.
     pub bucket_nanoseconds: u64,
