@@ -34,7 +34,7 @@ mod locate;
 pub mod model;
 pub mod native;
 mod origins;
-mod paint;
+pub mod paint;
 mod passes;
 pub mod source_lines;
 mod text;

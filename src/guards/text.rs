@@ -1,0 +1,331 @@
+//! The results of a comparison of policies as text: what differs first, then tables.
+//!
+//! [`Report::table`] makes all of it. What is significant is coloured: a time whose 95 % interval does
+//! not hold the 1 is green if it is shorter than with `default`, red if it is longer. No data; no lock.
+//!
+//! ```text
+//! merged executes 21 % fewer guards than default, in the same time (0.99-1.02)
+//! eager takes 28 % longer than default (1.26-1.30)
+//! ```
+
+use crate::bench::summary::{FEWEST_FOR_INTERVAL, Ratio, median};
+use crate::explain::paint::{Paint, Style};
+use crate::guards::report::{Report, Row, short};
+use crate::guards::table::{Cell, heading, table};
+use dynasour_runtime::config::placement;
+use std::collections::BTreeSet;
+
+/// In the table, the cost of a deoptimisation that noise can explain.
+const NOT_DETERMINED: &str = "n.d.";
+/// Differences in guards executed that are worth a line: from two percent on (guess).
+const WORTH_A_LINE: f64 = 0.02;
+/// The most lines about differences (guess: the largest ones; the tables have all).
+const LINES: usize = 4;
+
+impl Report {
+    /// The kinds of guards that any policy has.
+    fn kinds(&self) -> BTreeSet<&str> {
+        self.policies.iter().flat_map(|row| row.counts.kinds.keys().map(String::as_str)).collect()
+    }
+
+    /// The row of the policy to which the others are compared.
+    fn base(&self) -> Option<&Row> {
+        let is_base = |row: &&Row| row.policy == placement::DEFAULT.name() && row.trouble.is_none();
+        self.policies.iter().find(is_base)
+    }
+
+    /// What differs, and the tables: counts of each policy, its times, and its guards by kind.
+    pub fn table(&self, paint: Paint) -> String {
+        let mut out = self.header(paint);
+        let differences = self.differences(paint);
+        if !differences.is_empty() {
+            out += &(differences.join("\n") + "\n\n");
+        }
+        let base = self.base();
+        let mut counts = vec![heading(
+            "policy,traces,guards,in loops,executed,/ default,failed,deopts,ns each,code KiB",
+        )];
+        counts.extend(self.policies.iter().map(|row| counts_of(row, base)));
+        out += &(table(&counts, paint) + "\n");
+        let mut times = vec![heading(
+            "policy,kept,compile ms,seconds,95 %,/ native,95 %,/ default,95 %",
+        )];
+        times.extend(self.policies.iter().filter(|row| row.trouble.is_none()).map(times_of));
+        if times.len() > 1 {
+            out += &(table(&times, paint) + "\n");
+        }
+        out += &table(&self.by_kind(), paint);
+        out += &self.notes();
+        out
+    }
+
+    /// The program, and how it was run.
+    fn header(&self, paint: Paint) -> String {
+        let native = self.native.map_or("-".to_string(), |s| format!("{s:.3}"));
+        let (tier, threshold) = (&self.tier, self.threshold);
+        let mut out = format!(
+            "{}\n{} time, natively {native} s; --tier {tier} --threshold {threshold}",
+            paint.text(Style::Title, &self.command.join(" ")),
+            self.clock,
+        );
+        if self.timed_threshold.is_none() {
+            let row = self.base().or(self.policies.iter().find(|row| !row.kept.is_empty()));
+            out += " to count, without --threshold to time";
+            if let Some((row, kept)) = row.and_then(|row| Some((row, typical(&row.kept)?))) {
+                out += &format!(
+                    "\n`dynasour run` keeps {kept} of the traces that it makes of this program (--policy {})",
+                    row.policy
+                );
+            }
+        }
+        out + "\n\n"
+    }
+
+    /// The differences from `default` that are worth a line, the largest first.
+    fn differences(&self, paint: Paint) -> Vec<String> {
+        let Some(base) = self.base() else { return Vec::new() };
+        let others = self.policies.iter();
+        let others = others.filter(|row| row.policy != base.policy && row.trouble.is_none());
+        let mut found: Vec<(f64, String)> = Vec::new();
+        for row in others {
+            let time = row.to_default.filter(|ratio| beside_one(*ratio));
+            let guards = ratio_of_counts(row, base).map(|ratio| ratio - 1.0);
+            let guards = guards.filter(|change| change.abs() >= WORTH_A_LINE);
+            let size = time.map_or(0.0, |t| 1.0 + (t.median - 1.0).abs())
+                + guards.map_or(0.0, |change| change.abs().min(1.0));
+            let executes = guards.map(|change| {
+                let more = if change > 0.0 { "more" } else { "fewer" };
+                format!("executes {} {more} guards", percent(change))
+            });
+            let takes = time.map(|t| {
+                let longer = if t.median > 1.0 { "longer" } else { "less time" };
+                format!("takes {} {longer} ({})", percent(t.median - 1.0), t.interval(2))
+            });
+            let rest = match (executes, takes) {
+                (Some(executes), Some(takes)) => format!("{takes} and {executes}"),
+                (None, Some(takes)) => takes,
+                (Some(executes), None) => match row.to_default.filter(|t| t.low.is_some()) {
+                    Some(same) => format!("{executes}, in the same time ({})", same.interval(2)),
+                    None => executes,
+                },
+                (None, None) => continue,
+            };
+            let style = time.map_or(Style::Plain, style_of);
+            let line = format!("{} {rest}, compared with {}", row.policy, base.policy);
+            found.push((size, paint.text(style, &line)));
+        }
+        found.sort_by(|a, b| b.0.total_cmp(&a.0));
+        found.into_iter().take(LINES).map(|(_, line)| line).collect()
+    }
+
+    /// Executions and failures of guards by kind.
+    fn by_kind(&self) -> Vec<Vec<Cell>> {
+        let kinds = self.kinds();
+        let mut lines = vec![heading("executed / failed")];
+        lines[0].extend(kinds.iter().map(|kind| Cell::new(*kind, Style::Title)));
+        for row in self.policies.iter().filter(|row| row.trouble.is_none()) {
+            let mut line = vec![Cell::from(row.policy.clone())];
+            line.extend(kinds.iter().map(|kind| match row.counts.kinds.get(*kind) {
+                Some(k) => Cell::from(format!("{} / {}", short(k.executed), short(k.failed))),
+                None => Cell::from("-"),
+            }));
+            lines.push(line);
+        }
+        lines
+    }
+
+    /// What must be said about the figures.
+    fn notes(&self) -> String {
+        let mut out = String::new();
+        let is_open = |row: &Row| row.deopt_ns.is_none() && !row.deopt_costs.is_empty();
+        if self.policies.iter().any(is_open) {
+            out += &format!(
+                "\n{NOT_DETERMINED}: the cost of a deoptimisation is not determined, because it is smaller \
+                 than the noise;\na longer run, or more --runs, may help\n"
+            );
+        }
+        if self.policies.iter().any(|row| row.seconds.is_some_and(|s| s.low.is_none())) {
+            out += &format!("\nfewer than {FEWEST_FOR_INTERVAL} runs have no 95 % interval (-)\n");
+        }
+        if self.policies.iter().any(|row| row.trouble.is_none() && !row.counts.exact) {
+            out += "\ncounts are not exact: threads ran one trace at once\n";
+        }
+        out
+    }
+}
+
+/// The counts of a policy.
+fn counts_of(row: &Row, base: Option<&Row>) -> Vec<Cell> {
+    let name = Cell::from(row.policy.clone());
+    if let Some(trouble) = &row.trouble {
+        return vec![name, Cell::new(trouble.clone(), Style::Gone)];
+    }
+    let counts = &row.counts;
+    let ratio = base.and_then(|base| ratio_of_counts(row, base));
+    vec![
+        name,
+        counts.traces.to_string().into(),
+        counts.guards.to_string().into(),
+        counts.guards_in_loops.to_string().into(),
+        short(counts.executed).into(),
+        shown(ratio, 3).into(),
+        short(counts.failed).into(),
+        short(counts.all_deopts()).into(),
+        match row.deopt_ns {
+            None if !row.deopt_costs.is_empty() => NOT_DETERMINED.into(),
+            cost => shown(cost.map(|r| r.median), 0).into(),
+        },
+        format!("{:.1}", row.code_bytes as f64 / 1024.0).into(),
+    ]
+}
+
+/// The times of a policy.
+fn times_of(row: &Row) -> Vec<Cell> {
+    let interval = |ratio: Option<Ratio>, digits: usize| {
+        Cell::from(ratio.map_or(String::new(), |r| r.interval(digits)))
+    };
+    let style = row.to_default.filter(|r| beside_one(*r)).map_or(Style::Plain, style_of);
+    vec![
+        row.policy.clone().into(),
+        typical(&row.kept).map_or("-".to_string(), |kept| kept.to_string()).into(),
+        shown(row.compile_ms, 1).into(),
+        shown(row.seconds.map(|r| r.median), 3).into(),
+        interval(row.seconds, 3),
+        shown(row.to_native.map(|r| r.median), 2).into(),
+        interval(row.to_native, 2),
+        Cell::new(shown(row.to_default.map(|r| r.median), 3), style),
+        interval(row.to_default, 3),
+    ]
+}
+
+/// Does the interval of a ratio leave out 1?
+fn beside_one(ratio: Ratio) -> bool {
+    ratio.low.is_some_and(|low| low > 1.0) || ratio.high.is_some_and(|high| high < 1.0)
+}
+
+/// The colour of a significant difference.
+fn style_of(ratio: Ratio) -> Style {
+    if ratio.median > 1.0 { Style::Gone } else { Style::New }
+}
+
+/// Guards executed under a policy, divided by those under another.
+fn ratio_of_counts(row: &Row, base: &Row) -> Option<f64> {
+    (base.counts.executed > 0).then(|| row.counts.executed as f64 / base.counts.executed as f64)
+}
+
+/// The median of counts.
+fn typical(counts: &[u64]) -> Option<u64> {
+    median(&counts.iter().map(|count| *count as f64).collect::<Vec<_>>()).map(|m| m as u64)
+}
+
+/// A share in percent, without its sign.
+pub fn percent(share: f64) -> String {
+    let percent = 100.0 * share.abs();
+    if percent < 9.95 { format!("{percent:.1} %") } else { format!("{percent:.0} %") }
+}
+
+/// A number, or `-`.
+pub fn shown(value: Option<f64>, digits: usize) -> String {
+    value.map_or("-".to_string(), |v| format!("{v:.digits$}"))
+}
+
+/// A report for tests.
+#[cfg(test)]
+pub mod examples {
+    use super::*;
+    use crate::guards::counts::{Counts, KindCounts};
+
+    /// A policy that was measured, and one whose runs differ from native.
+    pub fn report() -> Report {
+        let ratio = |median: f64| {
+            Some(Ratio { median, low: Some(median - 0.01), high: Some(median + 0.01) })
+        };
+        let kind = KindCounts { guards: 10, executed: 20_000, failed: 3 };
+        let counts = Counts {
+            traces: 4,
+            guards: 10,
+            guards_in_loops: 6,
+            executed: 20_000,
+            failed: 3,
+            left: 2,
+            kinds: [("branch".to_string(), kind)].into(),
+            deopts: [("guard".to_string(), 2)].into(),
+            exact: true,
+        };
+        let good = Row {
+            counts: counts.clone(),
+            code_bytes: 2048,
+            compile_ms: Some(1.5),
+            kept: vec![3, 3],
+            seconds: ratio(0.5),
+            to_native: ratio(1.25),
+            to_default: ratio(1.0),
+            deopt_ns: ratio(900.0),
+            ..Row::new("default", "x")
+        };
+        let slower = Row {
+            policy: "merged".to_string(),
+            counts: Counts { executed: 15_000, ..counts },
+            to_default: ratio(1.1),
+            ..good.clone()
+        };
+        let bad = Row { trouble: Some("DIFFERS".to_string()), ..Row::new("eager", "y") };
+        Report {
+            version: String::new(),
+            command: vec!["prog".to_string(), "a,b".to_string()],
+            tier: "full".to_string(),
+            threshold: 1000,
+            timed_threshold: None,
+            clock: "cpu".to_string(),
+            native: Some(0.4),
+            policies: vec![good, slower, bad],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::explain::paint::When;
+    use crate::guards::table::WIDTH;
+    use examples::report;
+
+    #[test]
+    fn what_differs_comes_first() {
+        let expected = "\
+prog a,b
+cpu time, natively 0.400 s; --tier full --threshold 1000 to count, without --threshold to time
+`dynasour run` keeps 3 of the traces that it makes of this program (--policy default)
+
+merged takes 10 % longer (1.09-1.11) and executes 25 % fewer guards, compared with default
+
+policy    traces  guards  in loops  executed  / default  failed  deopts  ns each  code KiB
+default        4      10         6     20.0k      1.000       3       2      900       2.0
+merged         4      10         6     15.0k      0.750       3       2      900       2.0
+eager    DIFFERS
+
+policy   kept  compile ms  seconds         95 %  / native       95 %  / default         95 %
+default     3         1.5    0.500  0.490-0.510      1.25  1.24-1.26      1.000  0.990-1.010
+merged      3         1.5    0.500  0.490-0.510      1.25  1.24-1.26      1.100  1.090-1.110
+
+executed / failed     branch
+default            20.0k / 3
+merged             20.0k / 3
+";
+        let plain = Paint::new(When::Never, false);
+        assert_eq!(report().table(plain), expected);
+        assert!(!report().all_agree());
+        let mut open = report();
+        (open.policies[0].deopt_ns, open.policies[0].deopt_costs) = (None, vec![3.0, -1.0]);
+        let table = open.table(plain);
+        assert!(table.contains("  n.d.  ") && table.contains("\nn.d.: the cost"), "{table}");
+        assert!(table.lines().all(|line| line.chars().count() <= WIDTH), "{table}");
+    }
+
+    #[test]
+    fn only_significant_times_are_coloured() {
+        let painted = report().table(Paint::new(When::Always, false));
+        assert!(painted.contains("\u{1b}[31m1.100\u{1b}[39m"), "{painted}");
+        assert!(painted.contains("  1.000  "), "{painted}");
+    }
+}
