@@ -16,6 +16,7 @@
 
 use crate::bench::measure::Sample;
 use crate::bench::summary::{FEWEST_FOR_INTERVAL, Ratio, median};
+use crate::guards::counterfactual::{self, Base};
 use crate::guards::counts::Counts;
 use crate::guards::fit;
 use crate::guards::report::{Report, Row};
@@ -54,8 +55,22 @@ pub fn run(session: &Session, expected: &Sample) -> Result<Report> {
     rows.extend(pipelines.iter().map(|p| Row::new(&p.name, &p.about())));
     session.bar.inc_length(pipelines.len() as u64 * each);
     let mut heads = Vec::new();
+    let base = match session.args.counterfactual {
+        true => {
+            session.bar.inc_length(1);
+            let mut row = Row::new(counterfactual::BASE, "");
+            let (census, _) = count(session, expected, &mut row)?;
+            Some(Base::of(&census.with_context(|| {
+                let trouble = row.trouble.unwrap_or_default();
+                format!("the run with --policy {}, on which --counterfactual rests: {trouble}", row.policy)
+            })?))
+        }
+        false => None,
+    };
     for row in &mut rows {
-        heads.extend(count(session, expected, row)?);
+        let (census, tried) = count(session, expected, row)?;
+        heads.extend(tried);
+        row.placed = base.as_ref().zip(census).map(|(base, census)| base.placed(&census));
     }
     let measured = || rows.iter().filter(|row| row.trouble.is_none());
     if measured().count() > 0 && measured().all(|row| row.counts.traces == 0) {
@@ -141,22 +156,27 @@ fn under(
     }
 }
 
-/// The counting run of a policy. Returns the heads at which traces were tried.
-fn count(session: &Session, expected: &Sample, row: &mut Row) -> Result<Vec<Attempt>> {
+/// The counting run of a policy. Returns its census, and the heads at which traces were tried.
+fn count(
+    session: &Session,
+    expected: &Sample,
+    row: &mut Row,
+) -> Result<(Option<Census>, Vec<Attempt>)> {
     let file = session.scratch.path().join("census.json");
     let _ = std::fs::remove_file(&file);
     let name = file.to_str().context("the temporary directory's name is not UTF-8")?;
     let mut options = vec!["--count", name];
     options.extend(session.args.verify_traces.then_some("--verify-traces"));
     options.extend(session.args.prove_traces.then_some("--prove-traces"));
-    let run = under(session, expected, row, Purpose::Compare, &options)?;
-    if run.is_some() {
-        let text = std::fs::read(&file).context("the counting run wrote no census")?;
-        let census: Census =
-            serde_json::from_slice(&text).context("the census of the counting run is damaged")?;
-        row.counts = Counts::of(&census);
-    }
-    Ok(run.map(|run| run.stats.heads).unwrap_or_default())
+    options.extend(session.args.counterfactual.then_some("--count-detail"));
+    let Some(run) = under(session, expected, row, Purpose::Compare, &options)? else {
+        return Ok((None, Vec::new()));
+    };
+    let text = std::fs::read(&file).context("the counting run wrote no census")?;
+    let census: Census =
+        serde_json::from_slice(&text).context("the census of the counting run is damaged")?;
+    row.counts = Counts::of(&census);
+    Ok((Some(census), run.stats.heads))
 }
 
 /// One timed run of a policy.

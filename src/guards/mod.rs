@@ -20,6 +20,7 @@
 //! ```
 
 mod compare;
+mod counterfactual;
 mod counts;
 mod fit;
 mod pipeline;
@@ -74,6 +75,10 @@ pub struct GuardsArgs {
     pipelines: Vec<Pipeline>,
     #[command(flatten)]
     rounds: Rounds,
+    /// Also say how far each policy is from the best placement of its guards: the fewest executions with
+    /// which what it checks could be checked, by measured frequencies
+    #[arg(long, conflicts_with = "chaos_sweep")]
+    counterfactual: bool,
     /// Measure instead the slowdown for several rates of failing guards, and the cost of one
     /// deoptimisation
     #[arg(long)]

@@ -7,6 +7,7 @@
 
 use crate::bench::summary::Ratio;
 use crate::guards::Session;
+use crate::guards::counterfactual::Placed;
 use crate::guards::counts::Counts;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -47,7 +48,10 @@ pub struct Row {
     pub trouble: Option<String>,
     /// Counts of the counting run.
     pub counts: Counts,
-    /// Bytes of native code of the traces, without counters.
+    /// With `--counterfactual`: its placement beside the best one.
+    #[serde(default)]
+    pub placed: Option<Placed>,
+    /// Bytes of native code of the traces of a timed run.
     pub code_bytes: u64,
     /// Median milliseconds of building, optimising and emitting.
     pub compile_ms: Option<f64>,
@@ -79,6 +83,7 @@ impl Row {
             about: about.to_string(),
             trouble: None,
             counts: Counts::default(),
+            placed: None,
             code_bytes: 0,
             compile_ms: None,
             compile_times: Vec::new(),
@@ -131,7 +136,7 @@ impl Report {
         for kind in KINDS {
             let _ = write!(out, ",{kind}_executed,{kind}_failed");
         }
-        out.push('\n');
+        out += ",separate,joined,modelled,predicted,compared\n";
         for row in &self.policies {
             let c = &row.counts;
             let number = |value: Option<f64>| value.map_or(String::new(), |v| format!("{v:.6}"));
@@ -161,6 +166,11 @@ impl Report {
                 let k = c.kinds.get(kind).copied().unwrap_or_default();
                 cells.extend([k.executed.to_string(), k.failed.to_string()]);
             }
+            cells.extend(match row.placed {
+                Some(p) => [p.separate, p.joined, p.modelled, p.predicted, p.compared]
+                    .map(|count| count.to_string()),
+                None => Default::default(),
+            });
             out += &cells.join(",");
             out.push('\n');
         }

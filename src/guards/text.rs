@@ -10,6 +10,7 @@
 
 use crate::bench::summary::{FEWEST_FOR_INTERVAL, Ratio, median};
 use crate::explain::paint::{Paint, Style};
+use crate::guards::counterfactual::BASE;
 use crate::guards::report::{Report, Row, short};
 use crate::guards::table::{Cell, heading, table};
 use dynasour_runtime::config::placement;
@@ -43,12 +44,15 @@ impl Report {
         }
         let base = self.base();
         let mut counts = vec![heading(
-            "policy,traces,guards,in loops,executed,/ default,failed,deopts,ns each,code KiB",
+            "policy,traces,guards,in loops,executed,/ default,failed,deopts,ns each",
         )];
         counts.extend(self.policies.iter().map(|row| counts_of(row, base)));
         out += &(table(&counts, paint) + "\n");
+        if self.policies.iter().any(|row| row.placed.is_some()) {
+            out += &(self.placements(paint) + "\n");
+        }
         let mut times = vec![heading(
-            "policy,kept,compile ms,seconds,95 %,/ native,95 %,/ default,95 %",
+            "policy,kept,KiB,compile ms,seconds,95 %,/ native,95 %,/ default,95 %",
         )];
         times.extend(self.policies.iter().filter(|row| row.trouble.is_none()).map(times_of));
         if times.len() > 1 {
@@ -118,6 +122,36 @@ impl Report {
         found.into_iter().take(LINES).map(|(_, line)| line).collect()
     }
 
+    /// Each policy beside the best placement of its guards (`--counterfactual`).
+    fn placements(&self, paint: Paint) -> String {
+        let mut lines = vec![heading(
+            "policy,executed,best,above,best joined,above,covers,predicted,error,covers",
+        )];
+        for (row, placed) in self.policies.iter().filter_map(|row| Some((row, row.placed?))) {
+            let above = |best| placed.above(best).map_or("-".to_string(), percent);
+            let covered = placed.covered().map_or("-".to_string(), percent);
+            let compared = placed.compared as f64 / placed.executed.max(1) as f64;
+            let error = placed.error().map_or("-".to_string(), |e| format!("{:+.2} %", 100.0 * e));
+            lines.push(vec![
+                row.policy.clone().into(),
+                short(placed.executed).into(),
+                short(placed.separate).into(),
+                above(placed.separate).into(),
+                short(placed.joined).into(),
+                above(placed.joined).into(),
+                covered.into(),
+                short(placed.predicted).into(),
+                error.into(),
+                percent(compared).into(),
+            ]);
+        }
+        let words = format!(
+            "best: each predicate at its cheapest points; joined: one guard for all that are checked at a point;\n\
+             predicted: from the outcomes of {BASE}; covers: the share of the guards executed that this is about\n"
+        );
+        table(&lines, paint) + &words
+    }
+
     /// Executions and failures of guards by kind.
     fn by_kind(&self) -> Vec<Vec<Cell>> {
         let kinds = self.kinds();
@@ -175,7 +209,6 @@ fn counts_of(row: &Row, base: Option<&Row>) -> Vec<Cell> {
             None if !row.deopt_costs.is_empty() => NOT_DETERMINED.into(),
             cost => shown(cost.map(|r| r.median), 0).into(),
         },
-        format!("{:.1}", row.code_bytes as f64 / 1024.0).into(),
     ]
 }
 
@@ -188,6 +221,7 @@ fn times_of(row: &Row) -> Vec<Cell> {
     vec![
         row.policy.clone().into(),
         typical(&row.kept).map_or("-".to_string(), |kept| kept.to_string()).into(),
+        format!("{:.1}", row.code_bytes as f64 / 1024.0).into(),
         shown(row.compile_ms, 1).into(),
         shown(row.seconds.map(|r| r.median), 3).into(),
         interval(row.seconds, 3),
@@ -233,6 +267,7 @@ pub fn shown(value: Option<f64>, digits: usize) -> String {
 #[cfg(test)]
 pub mod examples {
     use super::*;
+    use crate::guards::counterfactual::Placed;
     use crate::guards::counts::{Counts, KindCounts};
 
     /// A policy that was measured, and one whose runs differ from native.
@@ -254,6 +289,14 @@ pub mod examples {
         };
         let good = Row {
             counts: counts.clone(),
+            placed: Some(Placed {
+                executed: 20_000,
+                modelled: 18_000,
+                separate: 13_500,
+                joined: 9_000,
+                compared: 20_000,
+                predicted: 20_020,
+            }),
             code_bytes: 2048,
             compile_ms: Some(1.5),
             kept: vec![3, 3],
@@ -266,6 +309,7 @@ pub mod examples {
         let slower = Row {
             policy: "merged".to_string(),
             counts: Counts { executed: 15_000, ..counts },
+            placed: None,
             to_default: ratio(1.1),
             ..good.clone()
         };
@@ -299,14 +343,13 @@ cpu time, natively 0.400 s; --tier full --threshold 1000 to count, without --thr
 
 merged takes 10 % longer (1.09-1.11) and executes 25 % fewer guards, compared with default
 
-policy    traces  guards  in loops  executed  / default  failed  deopts  ns each  code KiB
-default        4      10         6     20.0k      1.000       3       2      900       2.0
-merged         4      10         6     15.0k      0.750       3       2      900       2.0
+policy    traces  guards  in loops  executed  / default  failed  deopts  ns each
+default        4      10         6     20.0k      1.000       3       2      900
+merged         4      10         6     15.0k      0.750       3       2      900
 eager    DIFFERS
 
-policy   kept  compile ms  seconds         95 %  / native       95 %  / default         95 %
-default     3         1.5    0.500  0.490-0.510      1.25  1.24-1.26      1.000  0.990-1.010
-merged      3         1.5    0.500  0.490-0.510      1.25  1.24-1.26      1.100  1.090-1.110
+policy   executed   best  above  best joined  above  covers  predicted    error  covers
+default     20.0k  15.0k  33 %           9000  100 %   90 %      20.0k  +0.10 %   100 %
 
 executed / failed     branch
 default            20.0k / 3
