@@ -62,7 +62,10 @@ pub fn run(session: &Session, expected: &Sample) -> Result<Report> {
             let (census, _) = count(session, expected, &mut row)?;
             Some(Base::of(&census.with_context(|| {
                 let trouble = row.trouble.unwrap_or_default();
-                format!("the run with --policy {}, on which --counterfactual rests: {trouble}", row.policy)
+                format!(
+                    "the run with --policy {}, on which --counterfactual rests: {trouble}",
+                    row.policy
+                )
             })?))
         }
         false => None,

@@ -233,7 +233,8 @@ impl Curve {
                 Cell::from(short(Point::typical(&point.entries))),
             ]);
             for (ratio, digits) in [(point.seconds, 3), (point.slowdown, 2)] {
-                let is_slower = digits == 2 && ratio.and_then(|r| r.low).is_some_and(|low| low > 1.0);
+                let is_slower =
+                    digits == 2 && ratio.and_then(|r| r.low).is_some_and(|low| low > 1.0);
                 let style = if is_slower { Style::Gone } else { Style::Plain };
                 line.push(Cell::new(shown(ratio.map(|r| r.median), digits), style));
                 line.push(ratio.map_or(String::new(), |r| r.interval(digits)).into());

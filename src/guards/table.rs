@@ -81,9 +81,10 @@ fn part_of(lines: &[Vec<Cell>], widths: &[usize], part: Range<usize>, paint: Pai
     for line in lines.iter().filter(|line| line.len() > part.start || part.is_empty()) {
         let mut text = String::new();
         let mut waiting = 0;
-        for (column, cell) in std::iter::once(0).chain(part.clone()).zip(
-            line.first().into_iter().chain(line.get(part.start..).unwrap_or_default()),
-        ) {
+        for (column, cell) in std::iter::once(0)
+            .chain(part.clone())
+            .zip(line.first().into_iter().chain(line.get(part.start..).unwrap_or_default()))
+        {
             let padding = widths[column] - cell.width();
             let (before, after) = if column == 0 { (0, padding) } else { (GAP + padding, 0) };
             if !cell.text.is_empty() {

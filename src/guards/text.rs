@@ -43,17 +43,15 @@ impl Report {
             out += &(differences.join("\n") + "\n\n");
         }
         let base = self.base();
-        let mut counts = vec![heading(
-            "policy,traces,guards,in loops,executed,/ default,failed,deopts,ns each",
-        )];
+        let mut counts =
+            vec![heading("policy,traces,guards,in loops,executed,/ default,failed,deopts,ns each")];
         counts.extend(self.policies.iter().map(|row| counts_of(row, base)));
         out += &(table(&counts, paint) + "\n");
         if self.policies.iter().any(|row| row.placed.is_some()) {
             out += &(self.placements(paint) + "\n");
         }
-        let mut times = vec![heading(
-            "policy,kept,KiB,compile ms,seconds,95 %,/ native,95 %,/ default,95 %",
-        )];
+        let mut times =
+            vec![heading("policy,kept,KiB,compile ms,seconds,95 %,/ native,95 %,/ default,95 %")];
         times.extend(self.policies.iter().filter(|row| row.trouble.is_none()).map(times_of));
         if times.len() > 1 {
             out += &(table(&times, paint) + "\n");

@@ -8,8 +8,8 @@
 //!
 //! *Where a predicate may be checked.* The operations that compute it are pure, so they may stand
 //! wherever their operands are known: behind the last parameter, load or other impure result among
-//! these (its *source*). An assume may be added at any point that an anchor reaches
-//! (transparency: sourir-popl18, 5.4), so all such points between the source and the guard are
+//! these (its *source*). An assume may be added at any point that an anchor reaches,
+//! or for which one can be made (transparency: sourir-popl18, 5.4), so all such points between the source and the guard are
 //! possible. A guard may also move down, as the pass `delay` moves it, over what neither has an effect
 //! nor may fault, up to the next such instruction; other guards are no obstacle, because guards
 //! that share an anchor may stand in any order.
@@ -24,6 +24,7 @@
 //! ```
 
 use crate::guards::counterfactual::cut::Points;
+use dynasour_ir::opt::anchor_for;
 use dynasour_ir::reach::{Cfg, Def, Point, Reach, definitions, ends_reach, may_fault, successors};
 use dynasour_ir::{BlockId, Inst, Op, Operand, Version, text};
 use dynasour_runtime::observe::census::Fragment;
@@ -57,12 +58,17 @@ impl Chain {
         let order = order(&version)?;
         let reach = Reach::new(&version, &cfg);
         let frequencies = frequencies(&version, &order, fragment)?;
+        // A pass may make an anchor where none reaches.
+        let mut scratch = version.clone();
         let mut first = vec![0; version.blocks.len()];
         let mut points = Points::default();
         for block in &order {
             first[block.index()] = points.costs.len();
             for (inst, executed) in frequencies[block.index()].iter().enumerate() {
-                let is_reached = !reach.anchors_at(Point { block: *block, inst }).is_empty();
+                let point = Point { block: *block, inst };
+                let is_reached = !reach.anchors_at(point).is_empty()
+                    || anchor_for(&mut scratch, &cfg, point).is_some();
+                scratch.anchors.truncate(version.anchors.len());
                 points.costs.push(is_reached.then_some(*executed));
             }
         }
