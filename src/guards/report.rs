@@ -5,7 +5,7 @@
 //! its counts, and says in `trouble` what went wrong. The tests have an example of each form. No
 //! lock.
 
-use crate::bench::summary::Ratio;
+use crate::bench::summary::{Ratio, median};
 use crate::guards::Session;
 use crate::guards::counterfactual::Placed;
 use crate::guards::counts::Counts;
@@ -98,6 +98,13 @@ impl Row {
     }
 }
 
+impl Row {
+    /// The median number of traces that a timed run kept.
+    pub fn typical_kept(&self) -> Option<u64> {
+        median(&self.kept.iter().map(|kept| *kept as f64).collect::<Vec<_>>()).map(|m| m as u64)
+    }
+}
+
 impl Report {
     /// The report of a session's measurements.
     pub(super) fn new(session: &Session, native: Option<f64>, policies: Vec<Row>) -> Report {
@@ -136,7 +143,7 @@ impl Report {
         for kind in KINDS {
             let _ = write!(out, ",{kind}_executed,{kind}_failed");
         }
-        out += ",separate,joined,modelled,predicted,compared\n";
+        out += ",separate,joined,modelled,predicted,compared,kept\n";
         for row in &self.policies {
             let c = &row.counts;
             let number = |value: Option<f64>| value.map_or(String::new(), |v| format!("{v:.6}"));
@@ -171,6 +178,7 @@ impl Report {
                     .map(|count| count.to_string()),
                 None => Default::default(),
             });
+            cells.push(row.typical_kept().map_or(String::new(), |kept| kept.to_string()));
             out += &cells.join(",");
             out.push('\n');
         }

@@ -8,7 +8,7 @@
 //! eager takes 28 % longer than default (1.26-1.30)
 //! ```
 
-use crate::bench::summary::{FEWEST_FOR_INTERVAL, Ratio, median};
+use crate::bench::summary::{FEWEST_FOR_INTERVAL, Ratio};
 use crate::explain::paint::{Paint, Style};
 use crate::guards::counterfactual::BASE;
 use crate::guards::report::{Report, Row, short};
@@ -73,11 +73,21 @@ impl Report {
         if self.timed_threshold.is_none() {
             let row = self.base().or(self.policies.iter().find(|row| !row.kept.is_empty()));
             out += " to count, without --threshold to time";
-            if let Some((row, kept)) = row.and_then(|row| Some((row, typical(&row.kept)?))) {
-                out += &format!(
-                    "\n`dynasour run` keeps {kept} of the traces that it makes of this program (--policy {})",
-                    row.policy
-                );
+            if let Some((row, kept)) = row.and_then(|row| Some((row, row.typical_kept()?))) {
+                let policy = &row.policy;
+                out += &match kept {
+                    0 => format!(
+                        "\n`dynasour run` keeps no trace of this program (--policy {policy}), so its times say \
+                         nothing about\nplacement; with --threshold {threshold} the traces that were counted \
+                         are timed, too"
+                    ),
+                    1 => format!(
+                        "\n`dynasour run` keeps one trace of this program (--policy {policy})"
+                    ),
+                    _ => format!(
+                        "\n`dynasour run` keeps {kept} traces of this program (--policy {policy})"
+                    ),
+                };
             }
         }
         out + "\n\n"
@@ -218,7 +228,7 @@ fn times_of(row: &Row) -> Vec<Cell> {
     let style = row.to_default.filter(|r| beside_one(*r)).map_or(Style::Plain, style_of);
     vec![
         row.policy.clone().into(),
-        typical(&row.kept).map_or("-".to_string(), |kept| kept.to_string()).into(),
+        row.typical_kept().map_or("-".to_string(), |kept| kept.to_string()).into(),
         format!("{:.1}", row.code_bytes as f64 / 1024.0).into(),
         shown(row.compile_ms, 1).into(),
         shown(row.seconds.map(|r| r.median), 3).into(),
@@ -243,11 +253,6 @@ fn style_of(ratio: Ratio) -> Style {
 /// Guards executed under a policy, divided by those under another.
 fn ratio_of_counts(row: &Row, base: &Row) -> Option<f64> {
     (base.counts.executed > 0).then(|| row.counts.executed as f64 / base.counts.executed as f64)
-}
-
-/// The median of counts.
-fn typical(counts: &[u64]) -> Option<u64> {
-    median(&counts.iter().map(|count| *count as f64).collect::<Vec<_>>()).map(|m| m as u64)
 }
 
 /// A share in percent, without its sign.
@@ -337,7 +342,7 @@ mod tests {
         let expected = "\
 prog a,b
 cpu time, natively 0.400 s; --tier full --threshold 1000 to count, without --threshold to time
-`dynasour run` keeps 3 of the traces that it makes of this program (--policy default)
+`dynasour run` keeps 3 traces of this program (--policy default)
 
 merged takes 10 % longer (1.09-1.11) and executes 25 % fewer guards, compared with default
 
