@@ -20,6 +20,7 @@ use crate::guards::counterfactual::{self, Base};
 use crate::guards::counts::Counts;
 use crate::guards::fit;
 use crate::guards::report::{Report, Row};
+use crate::guards::sites::Sites;
 use crate::guards::{Purpose, Run, Session};
 use anyhow::{Context, Result, bail};
 use dynasour_runtime::config::{Placement, placement};
@@ -70,9 +71,13 @@ pub fn run(session: &Session, expected: &Sample) -> Result<Report> {
         }
         false => None,
     };
+    let mut sites = session.args.by_site.map(|_| Sites::default());
     for row in &mut rows {
         let (census, tried) = count(session, expected, row)?;
         heads.extend(tried);
+        if let (Some(sites), Some(census)) = (&mut sites, &census) {
+            sites.add(&row.policy, census);
+        }
         row.placed = base.as_ref().zip(census).map(|(base, census)| base.placed(&census));
     }
     let measured = || rows.iter().filter(|row| row.trouble.is_none());
@@ -106,7 +111,9 @@ pub fn run(session: &Session, expected: &Sample) -> Result<Report> {
         row.deopt_ns = fit::median_cost(&row.deopt_costs);
         row.compile_ms = median(&row.compile_times);
     }
-    Ok(Report::new(session, median(&native), rows))
+    let most = session.args.by_site.unwrap_or_default() as usize;
+    let sites = sites.map(|sites| sites.differing(most));
+    Ok(Report::new(session, median(&native), rows, sites))
 }
 
 /// The largest share of a ratio to native that half of its interval is; `None` while a ratio has no

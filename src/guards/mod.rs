@@ -8,7 +8,8 @@
 //! affects all of them. A run whose output or status differs from native is not a measurement; its
 //! row says so.
 //!
-//! [`compare`] measures policies, [`sweep`] rates of failing guards. Both use a [`Session`], which
+//! [`compare`] measures policies, [`sweep`] rates of failing guards. [`counterfactual`] and [`sites`] say
+//! more of the counts. Both use a [`Session`], which
 //! runs the program and checks its output. [`counts`], [`fit`] and [`report`] make numbers of it, [`text`] and [`table`] show them.
 //! [`study`] is about many programs (`--list`), of which one that cannot be measured does not stop
 //! the others. One thread runs everything; no lock.
@@ -25,6 +26,7 @@ mod counts;
 mod fit;
 mod pipeline;
 mod report;
+mod sites;
 mod study;
 mod sweep;
 mod table;
@@ -79,6 +81,11 @@ pub struct GuardsArgs {
     /// which what it checks could be checked, by measured frequencies
     #[arg(long, conflicts_with = "chaos_sweep")]
     counterfactual: bool,
+    /// Also compare the policies guard by guard: the N sites in which their executions and failures
+    /// differ most
+    #[arg(long, value_name = "N", conflicts_with = "chaos_sweep",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    by_site: Option<u32>,
     /// Measure instead the slowdown for several rates of failing guards, and the cost of one
     /// deoptimisation
     #[arg(long)]

@@ -9,6 +9,7 @@ use crate::bench::summary::{Ratio, median};
 use crate::guards::Session;
 use crate::guards::counterfactual::Placed;
 use crate::guards::counts::Counts;
+use crate::guards::sites::Site;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -35,6 +36,9 @@ pub struct Report {
     pub native: Option<f64>,
     /// One for each policy.
     pub policies: Vec<Row>,
+    /// With `--by-site`: the sites in which the policies differ most.
+    #[serde(default)]
+    pub sites: Option<Vec<Site>>,
 }
 
 /// One policy.
@@ -107,7 +111,12 @@ impl Row {
 
 impl Report {
     /// The report of a session's measurements.
-    pub(super) fn new(session: &Session, native: Option<f64>, policies: Vec<Row>) -> Report {
+    pub(super) fn new(
+        session: &Session,
+        native: Option<f64>,
+        policies: Vec<Row>,
+        sites: Option<Vec<Site>>,
+    ) -> Report {
         let clock = clap::ValueEnum::to_possible_value(&session.args.clock);
         Report {
             version: env!("CARGO_PKG_VERSION").to_string(),
@@ -123,6 +132,7 @@ impl Report {
             clock: clock.map_or_else(String::new, |v| v.get_name().to_string()),
             native,
             policies,
+            sites,
         }
     }
 

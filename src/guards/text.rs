@@ -20,6 +20,8 @@ use std::collections::BTreeSet;
 const NOT_DETERMINED: &str = "n.d.";
 /// Differences in guards executed that are worth a line: from two percent on (guess).
 const WORTH_A_LINE: f64 = 0.02;
+/// Characters of a symbol in the table of sites: with the longest policies it has 100 columns.
+const SYMBOL: usize = 24;
 /// The most lines about differences (guess: the largest ones; the tables have all).
 const LINES: usize = 4;
 
@@ -57,6 +59,7 @@ impl Report {
             out += &(table(&times, paint) + "\n");
         }
         out += &table(&self.by_kind(), paint);
+        out += &self.by_site(paint);
         out += &self.notes();
         out
     }
@@ -176,6 +179,26 @@ impl Report {
         lines
     }
 
+    /// The sites in which the policies differ most (`--by-site`), with the two that differ most.
+    fn by_site(&self, paint: Paint) -> String {
+        let Some(sites) = &self.sites else { return String::new() };
+        if sites.is_empty() {
+            return "\nthe policies execute the guards of each site equally often\n".to_string();
+        }
+        let mut lines =
+            vec![heading("site,guest code,fewest,executed,failed,most,executed,failed")];
+        for site in sites {
+            let Some((least, most)) = site.extremes() else { continue };
+            let mut line = vec![Cell::from(site.site.clone()), clipped(&site.symbol).into()];
+            for counts in [least, most] {
+                line.push(counts.policy.clone().into());
+                line.extend([counts.executed, counts.failed].map(|n| Cell::from(short(n))));
+            }
+            lines.push(line);
+        }
+        "\n".to_string() + &table(&lines, paint)
+    }
+
     /// What must be said about the figures.
     fn notes(&self) -> String {
         let mut out = String::new();
@@ -238,6 +261,15 @@ fn times_of(row: &Row) -> Vec<Cell> {
         Cell::new(shown(row.to_default.map(|r| r.median), 3), style),
         interval(row.to_default, 3),
     ]
+}
+
+/// The end of a long name of guest code.
+fn clipped(symbol: &str) -> String {
+    let characters = symbol.chars().count();
+    match characters.checked_sub(SYMBOL) {
+        None | Some(0) => symbol.to_string(),
+        Some(more) => format!("…{}", symbol.chars().skip(more + 1).collect::<String>()),
+    }
 }
 
 /// Does the interval of a ratio leave out 1?
@@ -326,6 +358,7 @@ pub mod examples {
             clock: "cpu".to_string(),
             native: Some(0.4),
             policies: vec![good, slower, bad],
+            sites: None,
         }
     }
 }
