@@ -23,7 +23,7 @@
 //!         assume v2 != v1 …   point 2, 1,000: source 2, because of the load
 //! ```
 
-use crate::guards::counterfactual::cut::Points;
+use crate::guards::counterfactual::cut::{Check, Place, Points, cheapest_together};
 use dynasour_ir::opt::anchor_for;
 use dynasour_ir::reach::{Cfg, Def, Point, Reach, definitions, ends_reach, may_fault, successors};
 use dynasour_ir::{BlockId, Inst, Op, Operand, Version, text};
@@ -31,22 +31,30 @@ use dynasour_runtime::observe::census::Fragment;
 
 /// A predicate that a guard of the trace checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Predicate {
+struct Predicate {
     /// The first point at which its operands are known.
-    pub source: usize,
+    source: usize,
+    /// The point of its guard.
+    at: usize,
     /// The last point at which it may be checked.
-    pub latest: usize,
+    latest: usize,
     /// Executions of its guard.
-    pub executed: u64,
+    executed: u64,
+    /// Failures of its guard.
+    failed: u64,
 }
 
 /// A trace (see the module's header).
 #[derive(Debug, Clone)]
 pub struct Chain {
     /// The points in the order of the path, with the executions of each where an anchor reaches it.
-    pub points: Points,
+    points: Points,
+    /// The number of the loop's first point; of all points if there is no loop.
+    head: usize,
+    /// Entries of the trace, and starts of iterations.
+    flows: [u64; 2],
     /// The predicates, in the order of their guards.
-    pub predicates: Vec<Predicate>,
+    predicates: Vec<Predicate>,
 }
 
 impl Chain {
@@ -86,19 +94,47 @@ impl Chain {
             let assume = version.blocks.get(at.block.index())?.insts.get(at.inst)?;
             let source = source(&version, &defs, assume.args[0], &number).min(number(at));
             let latest = number(Point { inst: latest(&version, at), ..at });
-            predicates.push(Predicate { source, latest, executed: guard.executed });
+            let (executed, failed) = (guard.executed, guard.failed);
+            predicates.push(Predicate { source, at: number(at), latest, executed, failed });
         }
-        Some(Chain { points, predicates })
+        let head = head(&version, &order).map_or(points.costs.len(), |head| first[head.index()]);
+        let flows = [fragment.entered, fragment.iterations.unwrap_or_default()];
+        Some(Chain { points, head, flows, predicates })
     }
 
-    /// Executions of guards if each predicate is checked by itself, at its cheapest points.
+    /// Executions of guards if each predicate is checked by itself, at its cheapest points before its
+    /// guard, while the others stay where they are.
     pub fn separate(&self) -> u64 {
         let cheapest = |p: &Predicate| {
             // The guard's own place is possible, whatever the graph says.
-            self.points.cheapest(p.source, p.latest).map_or(p.executed, |cost| cost.min(p.executed))
+            self.points.cheapest(p.source, p.at).map_or(p.executed, |cost| cost.min(p.executed))
         };
         self.predicates.iter().map(cheapest).sum()
     }
+
+    /// Executions of guards if predicates that are checked at one point become one guard.
+    pub fn joined(&self) -> u64 {
+        let part = |point: usize| usize::from(point >= self.head);
+        let place = |(point, cost): (usize, &Option<u64>)| Place {
+            flow: cost.map(|_| self.flows[part(point)]),
+            part: part(point),
+        };
+        let check = |p: &Predicate| Check {
+            first: p.source,
+            last: p.latest,
+            failed: p.failed,
+            part: part(p.at),
+        };
+        let places: Vec<Place> = self.points.costs.iter().enumerate().map(place).collect();
+        let checks: Vec<Check> = self.predicates.iter().map(check).collect();
+        let separate = self.separate();
+        cheapest_together(&places, &checks).map_or(separate, |joined| joined.min(separate))
+    }
+}
+
+/// The loop's first block, if the last block of the chain jumps back.
+fn head(version: &Version, order: &[BlockId]) -> Option<BlockId> {
+    successors(&version.blocks[order.last()?.index()].term).next()
 }
 
 /// The blocks in the order in which control goes through them; none if it branches.
@@ -117,7 +153,7 @@ fn order(version: &Version) -> Option<Vec<BlockId>> {
 
 /// The executions of each point, by block. None if a guard is missing in the text.
 fn frequencies(version: &Version, order: &[BlockId], fragment: &Fragment) -> Option<Vec<Vec<u64>>> {
-    let head = successors(&version.blocks[order.last()?.index()].term).next();
+    let head = head(version, order);
     let mut frequencies = vec![Vec::new(); version.blocks.len()];
     let mut flow = fragment.entered;
     let mut found = 0;

@@ -10,9 +10,10 @@
 //!
 //! *Predicates together.* Where a guard checks the conjunction of all predicates that are to be checked
 //! there, the cost of a point is paid once. On a chain of points each predicate is an interval, from
-//! the point where it is known to that where it is needed, and a set of points is right if each
-//! interval has one of them. The cheapest set is a shortest path over the points: an edge leads from
-//! one point to another if no interval lies between the two. (On any graph this is the multicut
+//! the point where it is known to the last one where it may be checked, and a set of points is right if each
+//! interval has one of them. What fails at a point does not come to later ones, so it pays to check early what fails often.
+//! The cheapest set is a shortest path over the points: an edge leads from one point to another if no
+//! interval lies between the two, and costs what comes to the second. (On any graph this is the multicut
 //! problem, which is NP-hard; on a chain it is not.)
 //!
 //! No data, no lock.
@@ -60,38 +61,73 @@ impl Points {
     }
 }
 
-/// The cost of the cheapest set of points of a chain that has a point in each interval (first and last
-/// point, both included); none if there is no such set. `costs` is as in [`Points`].
-pub fn cheapest_together(costs: &[Option<u64>], intervals: &[(usize, usize)]) -> Option<u64> {
-    if intervals.is_empty() {
-        return Some(0);
-    }
-    // Points between which no interval begins or ends are in the same intervals: the cheapest is enough.
-    let ends = intervals.iter().flat_map(|(first, last)| [*first, last + 1]);
-    let bounds: BTreeSet<usize> = ends.chain([0, costs.len()]).collect();
+/// A point of a chain at which predicates may be checked together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// How often control comes here if no predicate of its part fails; none if there cannot be a check.
+    pub flow: Option<u64>,
+    /// The part of the chain that it is in: what fails in one part does not come to the rest of it.
+    pub part: usize,
+}
+
+/// A predicate of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Check {
+    /// The first point at which it may be checked.
+    pub first: usize,
+    /// The last one.
+    pub last: usize,
+    /// How often it fails, wherever it is checked.
+    pub failed: u64,
+    /// The part that what fails does not come to.
+    pub part: usize,
+}
+
+/// The fewest executions of guards with which all checks of a chain are made, if a guard makes all checks of its
+/// point; none if some check cannot be made. Each check is made at the first point that has a guard.
+pub fn cheapest_together(places: &[Place], checks: &[Check]) -> Option<u64> {
+    // Points between which no check begins or ends are alike: the cheapest is enough.
+    let ends = checks.iter().flat_map(|check| [check.first, check.last + 1]);
+    let parts = (1..places.len()).filter(|point| places[*point].part != places[point - 1].part);
+    let bounds: BTreeSet<usize> = ends.chain(parts).chain([0, places.len()]).collect();
     let bounds: Vec<usize> = bounds.into_iter().collect();
-    let groups = bounds.windows(2).map(|group| costs[group[0]..group[1]].iter().flatten().min());
-    let costs: Vec<Option<u64>> = groups.map(Option::<&u64>::copied).collect();
+    let groups: Vec<Option<Place>> = bounds
+        .windows(2)
+        .map(|group| {
+            let possible = places[group[0]..group[1]].iter().filter(|place| place.flow.is_some());
+            possible.min_by_key(|place| place.flow).copied()
+        })
+        .collect();
     let group = |point: usize| bounds.partition_point(|bound| *bound <= point) - 1;
     // Node i + 1 is group i; node 0 stands before all groups, the last one behind them.
     let mut graph: DiGraph<(), u64> = DiGraph::new();
-    let nodes: Vec<NodeIndex> = (0..costs.len() + 2).map(|_| graph.add_node(())).collect();
-    let end = costs.len() + 1;
-    // From a node on, the first end of an interval that begins behind it. One has to be there by then.
-    let mut latest = vec![end; costs.len() + 2];
-    for &(first, last) in intervals {
-        let (first, last) = (group(first), group(last));
+    let nodes: Vec<NodeIndex> = (0..groups.len() + 2).map(|_| graph.add_node(())).collect();
+    let end = groups.len() + 1;
+    // From a node on, the first end of a check that begins behind it. A guard has to be there by then.
+    let mut latest = vec![end; groups.len() + 2];
+    for check in checks {
+        let (first, last) = (group(check.first), group(check.last));
         latest[first] = latest[first].min(last + 1);
     }
-    for node in (0..=costs.len()).rev() {
+    for node in (0..=groups.len()).rev() {
         latest[node] = latest[node].min(latest[node + 1]);
     }
     for from in 0..end {
-        if from > 0 && costs[from - 1].is_none() {
+        if from > 0 && groups[from - 1].is_none() {
             continue;
         }
+        // What begins before the end of this group has been checked, and its failures have left.
+        let begun = checks.iter().filter(|check| check.first < bounds[from]);
+        let begun: Vec<(usize, u64)> = begun.map(|check| (check.part, check.failed)).collect();
         for to in from + 1..=latest[from] {
-            let cost = if to == end { Some(0) } else { costs[to - 1] };
+            let cost = match to == end {
+                true => Some(0),
+                false => groups[to - 1].and_then(|place| {
+                    let left = begun.iter().filter(|(part, _)| *part == place.part);
+                    let left: u64 = left.map(|(_, failed)| failed).sum();
+                    Some(place.flow?.saturating_sub(left))
+                }),
+            };
             if let Some(cost) = cost {
                 graph.add_edge(nodes[from], nodes[to], cost);
             }
@@ -129,6 +165,19 @@ mod tests {
 
     const POINTS: usize = 8;
 
+    /// Executions of guards at a set of points; none if a check is not made, or a point cannot have a guard.
+    fn executions(places: &[Place], checks: &[Check], set: u32) -> Option<u64> {
+        let has = |point: &usize| set & 1 << point != 0;
+        let made_at = |check: &Check| (check.first..=check.last).find(has);
+        checks.iter().map(made_at).collect::<Option<Vec<_>>>()?;
+        let executed = |point: usize| {
+            let Place { flow, part } = places[point];
+            let before = checks.iter().filter(|c| c.part == part && made_at(c) < Some(point));
+            Some(flow?.saturating_sub(before.map(|check| check.failed).sum()))
+        };
+        (0..places.len()).filter(has).map(executed).sum()
+    }
+
     fn costs() -> impl Strategy<Value = Vec<Option<u64>>> {
         prop::collection::vec(prop::option::weighted(0.8, 0..50_u64), POINTS)
     }
@@ -148,19 +197,21 @@ mod tests {
             prop_assert_eq!(points.cheapest(source, sink), best);
         }
 
-        /// The path costs as much as the cheapest of all 256 sets with a point in each interval.
+        /// The path costs as much as the cheapest of all 256 sets of points by which all checks are made.
         #[test]
         fn a_path_is_the_cheapest_set(
-            costs in costs(),
-            intervals in prop::collection::vec((0..POINTS, 0..POINTS), 0..5),
+            flows in costs(),
+            second in 0..=POINTS,
+            checks in prop::collection::vec((0..POINTS, 0..POINTS, 0..9_u64, 0..2_usize), 0..5),
         ) {
-            let intervals: Vec<(usize, usize)> =
-                intervals.into_iter().map(|(a, b)| (a.min(b), a.max(b))).collect();
-            let holds = |set: &u32| {
-                intervals.iter().all(|(first, last)| (*first..=*last).any(|p| set & 1 << p != 0))
+            let place = |(point, flow)| Place { flow, part: usize::from(point >= second) };
+            let places: Vec<Place> = flows.into_iter().enumerate().map(place).collect();
+            let check = |(a, b, failed, part): (usize, usize, u64, usize)| {
+                Check { first: a.min(b), last: a.max(b), failed, part }
             };
-            let best = (0..1_u32 << POINTS).filter(holds).filter_map(|set| cost(&costs, set)).min();
-            prop_assert_eq!(cheapest_together(&costs, &intervals), best);
+            let checks: Vec<Check> = checks.into_iter().map(check).collect();
+            let best = (0..1_u32 << POINTS).filter_map(|set| executions(&places, &checks, set)).min();
+            prop_assert_eq!(cheapest_together(&places, &checks), best);
         }
     }
 

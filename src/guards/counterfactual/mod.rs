@@ -9,9 +9,9 @@
 //!   of one run, that of [`BASE`], where each predicate is checked where its branch was. The result is compared with
 //!   what was counted.
 //!
-//! *Units.* Executions of guards. Failures are taken as they were: a guard that is checked earlier is supposed to
-//! fail as often, and what it then saves or repeats is not counted. So the figures are those of a model, in which no policy
-//! is below its best placement.
+//! *Units.* Executions of guards. A predicate is supposed to fail as often wherever it is checked. What is
+//! interpreted again after an earlier failure is not counted. So the figures are those of a model, in which no policy is below
+//! its best placement.
 //!
 //! *What is not modelled:* traces that branch inside; traces of the other run that the base run has not
 //! made; predicates that are not needed because others imply them, unless the policy has removed them.
@@ -89,13 +89,9 @@ impl Base {
             let executed: u64 = fragment.guards.iter().map(|guard| guard.executed).sum();
             placed.executed += executed;
             let Some(chain) = Chain::of(fragment) else { continue };
-            let intervals: Vec<(usize, usize)> =
-                chain.predicates.iter().map(|p| (p.source, p.latest)).collect();
-            let separate = chain.separate();
-            let joined = cut::cheapest_together(&chain.points.costs, &intervals);
             placed.modelled += executed;
-            placed.separate += separate;
-            placed.joined += joined.map_or(separate, |joined| joined.min(separate));
+            placed.separate += chain.separate();
+            placed.joined += chain.joined();
         }
         placed
     }
