@@ -137,7 +137,7 @@ fn tables_and_values_are_printed_and_saved() {
     let rows = |policy: &str| {
         shown.lines().filter(|l| l.split_whitespace().next() == Some(policy)).count()
     };
-    assert_eq!((rows("eager"), rows("default"), rows("merged")), (3, 3, 0), "{shown}");
+    assert_eq!((rows("eager"), rows("default"), rows("merged")), (4, 3, 0), "{shown}");
     assert!(shown.lines().skip(1).all(|line| line.chars().count() <= 100), "{shown}");
     let csv = with(&["--csv", "--save", "study.csv"]);
     assert_eq!(csv.status, Status::Exited(0), "{}", text(&csv.stderr));
