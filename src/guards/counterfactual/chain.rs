@@ -226,38 +226,39 @@ fn latest(version: &Version, at: Point) -> usize {
 mod tests {
     use super::*;
 
-    /// The points of a version by the texts of their instructions; the guard is the n-th instruction of b1.
     #[test]
     fn a_predicate_is_known_behind_its_loads_and_moves_down_to_the_next_effect() {
         let version = text::version(
-            "version t1 {
-               anchor a0 = base.0x1000 []
-               b0:
-                 v0 = entry rax
-                 jump b1(v0)
-               b1(v1: i64):
-                 poll else a0
-                 v2 = load.i64 [v0] !a0
-                 v3 = eq.i64 v0, 5
-                 v4 = eq.i64 v2, v1
-                 assume v3 else a0 from branch 0x1000 step 0
-                 assume v4 else a0 from branch 0x1004 step 1
-                 v5 = add.i64 v1, 1
-                 store.i64 [v0], v5 !a0
-                 jump b1(v5)
+            "region 0x1000 {
+               version t1 {
+                 anchor a0 = base.0x1000 []
+                 b0(v0: i64 = rax):
+                   jump b1(v0)
+                 b1(v1: i64):
+                   poll else a0
+                   v2 = load.i64 [v0] !a0
+                   v3 = eq.i64 v0, 5
+                   v4 = eq.i64 v2, v1
+                   assume v3 else a0 from branch 0x1000 step 0
+                   assume v4 else a0 from branch 0x1004 step 1
+                   v5 = add.i64 v1, 1
+                   store.i64 [v0], v5 !a0
+                   jump b1(v5)
+               }
              }",
         );
         let version = version.expect("a version");
         let order = order(&version).expect("a chain");
         assert_eq!(order, [BlockId(0), BlockId(1)]);
         let defs = definitions(&version);
-        let number = |point: Point| 2 * point.block.index() + point.inst;
+        // The entry block is one point.
+        let number = |point: Point| point.block.index() + point.inst;
         let guard = |inst: usize| {
             let predicate = version.blocks[1].insts[inst].args[0];
             let at = Point { block: BlockId(1), inst };
             (source(&version, &defs, predicate, &number), latest(&version, at))
         };
-        // v3 is known behind the entry value, v4 behind the load; the store has an effect.
-        assert_eq!((guard(4), guard(5)), ((1, 7), (4, 7)));
+        // v3 is known at the entry, v4 behind the load; the store has an effect.
+        assert_eq!((guard(4), guard(5)), ((0, 7), (3, 7)));
     }
 }
