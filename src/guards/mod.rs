@@ -384,6 +384,12 @@ impl<'a> Session<'a> {
         machine.options()
     }
 
+    /// The options of timed runs as text.
+    fn timed_options(&self) -> String {
+        let options = self.machine(Purpose::Time);
+        shell_words::join(options.iter().map(|option| option.to_string_lossy()))
+    }
+
     fn clock(&self, sample: &Sample) -> f64 {
         match self.args.clock {
             Clock::Wall => sample.wall,

@@ -30,6 +30,9 @@ pub struct Report {
     /// traces that are faster than the code that they replace.
     #[serde(default)]
     pub timed_threshold: Option<u32>,
+    /// The options of `run` in timed runs, but for the policy.
+    #[serde(default)]
+    pub options: String,
     /// `wall` or `cpu`.
     pub clock: String,
     /// Median seconds of the native runs.
@@ -129,6 +132,7 @@ impl Report {
             tier: session.args.machine.tier.to_string(),
             threshold: session.threshold(),
             timed_threshold: session.args.machine.threshold,
+            options: session.timed_options(),
             clock: clock.map_or_else(String::new, |v| v.get_name().to_string()),
             native,
             policies,

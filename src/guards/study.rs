@@ -122,7 +122,8 @@ impl Line for Study {
             Found::Comparison(r) => {
                 let policies: Vec<&str> = r.policies.iter().map(|p| p.policy.as_str()).collect();
                 let common = common(&r.version, &r.tier, r.threshold, &r.clock);
-                Some(format!("{common}, policies {}", policies.join(",")))
+                let timed = &r.options;
+                Some(format!("{common}, timed with {timed}, policies {}", policies.join(",")))
             }
             Found::Sweep(c) => {
                 let common = common(&c.version, &c.tier, c.threshold, &c.clock);

@@ -359,6 +359,7 @@ pub mod examples {
             tier: "full".to_string(),
             threshold: 1000,
             timed_threshold: None,
+            options: "--tier full".to_string(),
             clock: "cpu".to_string(),
             native: Some(0.4),
             policies: vec![good, slower, bad],
