@@ -222,8 +222,11 @@ Exit status: 0, also if no code was hot (the report says so); 2 if there is noth
     /// Compare guard placements on one program, or measure what a deoptimisation costs
     #[command(after_help = "\
 Examples:
-  dynasour guards ./a.out 1000 --runs 11
+  dynasour guards ./a.out 1000                    every policy, on the default tier
   dynasour guards --policies eager,default --runs 11 --csv -- ./a.out 1000
+  dynasour guards --threshold 1000 ./a.out 1000   keep and time every trace that is made
+  dynasour guards --counterfactual ./a.out 1000   how far is each policy from the best placement?
+  dynasour guards --by-site 10 ./a.out 1000       where the policies differ, guard by guard
   dynasour guards --chaos-sweep -- ./a.out 1000
   dynasour guards --list commands.txt --shard 3/8 --jsonl --save 3.jsonl
   dynasour guards --merge *.jsonl --csv
@@ -241,7 +244,18 @@ fall back to
   combined      as default, then all guards of one anchor become one guard
 
 The program runs many times and must print the same each time. Counts cover the process that is \
-started, and the last program that it executes. Exit status: 1 if a run differs from native, or programs of a merged \
+started, and the last program that it executes. They come from a run of each policy that keeps all \
+traces of heads that are executed often (in full 24999 times), so that the policies have the same traces. Times \
+are those of `dynasour run` with your options: without --threshold it keeps only traces that are faster than the code \
+that they replace, and the header says how many. With --threshold N (in full: below 25000) the traces that \
+are counted are timed, too.
+
+--counterfactual: `best` is the fewest executions of guards with which each predicate of a policy could be \
+checked by itself, by a minimum cut over the measured frequencies; `best joined` the fewest if predicates that are \
+checked at one point become one guard. `predicted` is what the outcomes of the policy eager say about the \
+policy; the error against the count says how good the model is. docs/studies.md has more.
+
+Exit status: 1 if a run differs from native, or programs of a merged \
 study are missing; 2 if nothing was measured.")]
     Guards(GuardsArgs),
     /// Make one HTML page of what explain, guards and bench have found, or of a program

@@ -137,7 +137,8 @@ fn tables_and_values_are_printed_and_saved() {
     let rows = |policy: &str| {
         shown.lines().filter(|l| l.split_whitespace().next() == Some(policy)).count()
     };
-    assert_eq!((rows("eager"), rows("default"), rows("merged")), (2, 2, 0), "{shown}");
+    assert_eq!((rows("eager"), rows("default"), rows("merged")), (4, 3, 0), "{shown}");
+    assert!(shown.lines().skip(1).all(|line| line.chars().count() <= 100), "{shown}");
     let csv = with(&["--csv", "--save", "study.csv"]);
     assert_eq!(csv.status, Status::Exited(0), "{}", text(&csv.stderr));
     assert_eq!(fs::read(directory.join("study.csv")).expect("saved"), csv.stdout);
@@ -305,6 +306,110 @@ fn unknown_policies_and_programs_are_refused() {
     refused(&guards(&directory, &["--tier", "copy", "--", "/bin/true"]), &["copy", "no guards"]);
     refused(&guards(&directory, &["--stdin", "nothing", "--", "/bin/true"]), &["nothing"]);
     refused(&guards(&directory, &["/bin/true", "--runs", "0"]), &["--runs"]);
+    refused(&guards(&directory, &["--tier", "direct", "--", "/bin/true"]), &["direct", "repeat"]);
+    refused(
+        &guards(&directory, &["--tier", "interp", "--", "/bin/true"]),
+        &["interp", "no guards"],
+    );
+    let sampled = ["--threshold", "50", "--sample", "every=3", "--", "/bin/true"];
+    refused(&guards(&directory, &sampled), &["--sample has no meaning", "--threshold"]);
+    refused(&guards(&directory, &["--by-site", "0", "--", "/bin/true"]), &["--by-site"]);
+}
+
+/// Without `--threshold` the counts are of traces that are all kept, and the times are those of `run`.
+#[test]
+fn the_default_tier_is_that_of_run() {
+    let directory = directory("default_tier");
+    let program = three_guards(&directory);
+    let words = ["--runs", "1", "--no-deopt-cost", "--policies", "eager,default"];
+    let json = guards(&directory, &[&words[..], &["--json", "--", &program, "300000"]].concat());
+    assert_eq!(json.status, Status::Exited(0), "{}", text(&json.stderr));
+    let report: Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    assert_eq!((&report["tier"], &report["threshold"]), (&"full".into(), &24_999.into()));
+    assert!(report["timed_threshold"].is_null(), "{report}");
+    let row = &report["policies"][0];
+    assert_eq!(row["counts"]["traces"], 1, "{row}");
+    assert_eq!(row["kept"].as_array().map(Vec::len), Some(1), "{row}");
+    let table = guards(&directory, &[&words[..], &["--", &program, "300000"]].concat());
+    let shown = text(&table.stdout);
+    assert!(shown.contains("`dynasour run` keeps "), "{shown}");
+    assert!(shown.contains("eager executes 50 % more guards, compared with default"), "{shown}");
+    // Every trace is kept if the user asks for early ones.
+    let early = ["--threshold", "50", "--json", "--", &program, "300000"];
+    let json = guards(&directory, &[&words[..], &early].concat());
+    let report: Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    assert_eq!(report["timed_threshold"], 50);
+    let made = &report["policies"][0]["counts"]["traces"];
+    assert_eq!(&report["policies"][0]["kept"][0], made, "{report}");
+}
+
+/// The three guards of each iteration: one does not vary, and all may become one. From the run of
+/// `eager` the model predicts what the other policies execute.
+#[test]
+fn the_best_placement_is_found_and_policies_are_predicted() {
+    let directory = directory("counterfactual");
+    let program = three_guards(&directory);
+    let words = ["--counterfactual", "--runs", "1", "--no-deopt-cost", "--threshold", "50"];
+    let json = guards(&directory, &[&words[..], &["--json", "--", &program, "300000"]].concat());
+    assert_eq!(json.status, Status::Exited(0), "{}", text(&json.stderr));
+    let report: Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    for row in report["policies"].as_array().expect("rows") {
+        let number =
+            |name: &str| row["placed"][name].as_f64().unwrap_or_else(|| panic!("{name}: {row}"));
+        let each = |name: &str| number(name) / 300_000.0;
+        assert_eq!(number("executed"), row["counts"]["executed"].as_f64().expect("a count"));
+        assert_eq!(number("modelled"), number("executed"), "{row}");
+        let policy = row["policy"].as_str().expect("a name");
+        let separate = if ["merged", "combined"].contains(&policy) { 1.0 } else { 2.0 };
+        assert!((separate..separate + 0.05).contains(&each("separate")), "{row}");
+        assert!((1.0..1.05).contains(&each("joined")), "{row}");
+        assert!(number("compared") > 0.99 * number("executed"), "{row}");
+        // The traces of the dynamic linker are entered often, so that their first iterations are guessed.
+        let error = number("predicted") / number("compared") - 1.0;
+        assert!(error.abs() < 0.001, "{policy}: {error}: {row}");
+    }
+    let table = guards(&directory, &[&words[..], &["--", &program, "300000"]].concat());
+    let shown = text(&table.stdout);
+    assert!(shown.contains("best joined") && shown.contains("covers"), "{shown}");
+    assert!(shown.lines().skip(1).all(|line| line.chars().count() <= 100), "{shown}");
+    refused(
+        &guards(&directory, &["--counterfactual", "--chaos-sweep", "--", &program]),
+        &["cannot be used with"],
+    );
+}
+
+#[test]
+fn policies_are_compared_guard_by_guard() {
+    let directory = directory("sites");
+    let program = three_guards(&directory);
+    let words = ["--by-site", "2", "--policies", "eager,hoisted", "--runs", "1", "--no-deopt-cost"];
+    let json = guards(&directory, &[&words[..], &["--json", "--", &program, "300000"]].concat());
+    assert_eq!(json.status, Status::Exited(0), "{}", text(&json.stderr));
+    let report: Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    // One predicate does not vary: it is checked in each iteration, or once before the loop.
+    let site = &report["sites"][0];
+    assert!(site["site"].as_str().is_some_and(|site| site.starts_with("branch@")), "{report}");
+    assert!(site["symbol"].as_str().is_some_and(|symbol| symbol.starts_with("work")), "{report}");
+    let executed: Vec<u64> = (site["counts"].as_array().expect("counts").iter())
+        .filter_map(|counts| counts["executed"].as_u64())
+        .collect();
+    assert!(executed[0] > 270_000 && executed[1] <= 2, "{site}");
+    let table = guards(&directory, &[&words[..], &["--", &program, "300000"]].concat());
+    let shown = text(&table.stdout);
+    let line = shown.lines().find(|line| line.starts_with("branch@")).expect("a site");
+    assert!(line.contains("work") && line.contains("hoisted"), "{shown}");
+}
+
+#[test]
+fn colours_are_for_terminals() {
+    let directory = directory("colours");
+    let program = three_guards(&directory);
+    let words = ["--runs", "1", "--no-deopt-cost", "--policies", "default"];
+    let more = ["--color", "always", "--save", "table", "--", &program, "300000"];
+    let outcome = guards(&directory, &[&words[..], &more].concat());
+    assert!(text(&outcome.stdout).contains("\u{1b}["), "{}", text(&outcome.stdout));
+    let plain = guards(&directory, &[&words[..], &["--", &program, "300000"]].concat());
+    assert!(!text(&plain.stdout).contains('\u{1b}'), "{}", text(&plain.stdout));
 }
 
 #[test]
@@ -313,12 +418,17 @@ fn programs_without_hot_code_say_so() {
     let hello = guest("asm_hello");
     refused(
         &guards(&directory, &["--runs", "1", "--", &hello]),
-        &["asm_hello never gets hot", "--threshold"],
+        &["asm_hello never gets hot: nothing was executed 24999 times", "--threshold"],
     );
     let words = ["--chaos-sweep", "--runs", "1", "--rates", "10", "--", &hello];
     refused(&guards(&directory, &words), &["asm_hello never gets hot"]);
+    // A loop that is hot, of which a trace gains nothing.
+    let program = three_guards(&directory);
+    let words = ["--threshold", "30000", "--runs", "1", "--", &program, "3000000"];
+    refused(&guards(&directory, &words), &["gets hot, but no trace was made", "below 25000"]);
     // The dynamic linker has hot loops, but the program ends too early to be measured.
-    let words = ["--runs", "1", "--no-deopt-cost", "--policies", "default", "--", "/bin/true"];
+    let words = ["--runs", "1", "--no-deopt-cost", "--policies", "default", "--threshold", "1000"];
+    let words = [&words[..], &["--", "/bin/true"]].concat();
     let outcome = guards(&directory, &words);
     assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
     let errors = text(&outcome.stderr);

@@ -242,11 +242,11 @@ fn names_of_the_guest_stay_text() {
 fn studies_become_plots() {
     let directory = directory("studies");
     let guest = guest(&directory, "work");
-    let policies = ["--policies", "eager,default", "--no-deopt-cost"];
+    let policies = ["--policies", "eager,default", "--no-deopt-cost", "--threshold", "1000"];
     let guards = [&["guards", "--json", "--runs", "2"], &policies[..], &["--", &guest]].concat();
     let guards = saved(&directory, "guards", &guards);
-    let sweep =
-        ["guards", "--json", "--chaos-sweep", "--rates", "10,100", "--runs", "2", "--", &guest];
+    let sweep = ["guards", "--json", "--chaos-sweep", "--rates", "10,100", "--runs", "2"];
+    let sweep = [&sweep[..], &["--threshold", "1000", "--", &guest]].concat();
     let sweep = saved(&directory, "sweep", &sweep);
     let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/suites/kernels.toml");
     let suite = suite.to_str().expect("UTF-8");

@@ -6,7 +6,6 @@
 //!   work+0x28                █████▋  94.2 %     1  stays: 6.04 ns, before 11.31 ± 0.60 (6 rounds)
 //! ```
 
-use super::linker::Linker;
 use super::model::{InRun, outcome};
 use super::paint::Style;
 use super::screen::Screen;
@@ -52,7 +51,7 @@ fn heat(head: &Attempt) -> Option<f64> {
 }
 
 /// Prints the table.
-pub fn table(screen: &mut Screen, heads: &[Attempt], linker: &Linker) {
+pub fn table(screen: &mut Screen, heads: &[Attempt]) {
     if heads.is_empty() {
         return;
     }
@@ -63,7 +62,7 @@ pub fn table(screen: &mut Screen, heads: &[Attempt], linker: &Linker) {
     );
     screen.line(&[(Style::Heading, &title)]);
     let (of_linker, own): (Vec<&Attempt>, Vec<&Attempt>) =
-        heads.iter().partition(|head| linker.contains(head.pc));
+        heads.iter().partition(|head| head.in_linker);
     for head in own.iter().take(SHOWN) {
         let heat = heat(head);
         let name: String = head.symbol.chars().take(NAME).collect();
@@ -147,6 +146,7 @@ mod tests {
             pc: 0x1000,
             symbol: "work".to_string(),
             tries: 1,
+            in_linker: false,
             in_traces: Some(40.0),
             in_function: None,
             outcome: outcome.to_string(),

@@ -12,7 +12,6 @@
 //! | [`counting`], [`stdin`] | the two runs, and what they read from standard input |
 //! | [`heat`] | which regions are hot |
 //! | [`locate`] | the fragments that `--at` means |
-//! | [`linker`] | which regions are the dynamic linker's |
 //! | [`model`] | puts everything together that the report and its JSON show |
 //! | [`guest`] | the recorded path: guest blocks with symbols and counts |
 //! | [`disassembly`] | guest instructions as text |
@@ -41,13 +40,12 @@ mod disassembly;
 pub mod guest;
 mod heads;
 mod heat;
-mod linker;
 mod locate;
 pub mod model;
 pub mod native;
 mod origins;
 pub mod output;
-mod paint;
+pub mod paint;
 mod passes;
 mod progress;
 mod rows;
@@ -62,7 +60,6 @@ use clap::Args;
 use counting::{Counted, Plan, Uncounted, ended};
 use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::config::{NATIVE_HEAD_THRESHOLD, RaceMode, Sampling, Tier};
-use linker::Linker;
 use model::{Explainer, Record, Wanted};
 use output::{Output, Terminal};
 use paint::{Paint, When};
@@ -238,15 +235,9 @@ fn explain(args: &ExplainArgs, output: &Output) -> Result<()> {
         terminal.text(screen::without_traces(&explanation))
     } else {
         let paint = Paint::new(args.color, args.output.is_some());
-        let (parts, linker) = (args.parts(), Linker::of(&census.images));
-        let reporter = Reporter {
-            paint,
-            census,
-            symbols: &symbols,
-            linker: &linker,
-            parts: &parts,
-            unfolded: args.full,
-        };
+        let parts = args.parts();
+        let reporter =
+            Reporter { paint, census, symbols: &symbols, parts: &parts, unfolded: args.full };
         screen::page(&reporter, &explanation, Screen::new(terminal, paint))
     };
     output.show(&text, &terminal, !args.no_pager)

@@ -14,7 +14,6 @@ use super::counting::{Counted, Uncounted};
 use super::disassembly::Disassembler;
 use super::guest::{self, Block};
 use super::heat::{self, Region as Hot};
-use super::linker::Linker;
 use super::native::{self, Line};
 use super::passes::{self, Change};
 use super::source_lines::{SourceFile, SourceLines};
@@ -23,6 +22,7 @@ use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::observe::attempts::Attempt;
 use dynasour_runtime::observe::census::{
     Census, CodeBytes, CompileTimes, End, Fragment, From, Guard, Interpreted, Kind, To, Went,
+    is_in_linker,
 };
 use dynasour_runtime::observe::certificate::{Certificate, Proof};
 use dynasour_runtime::observe::profile::timeline::Timeline;
@@ -293,11 +293,11 @@ impl<'a> Explainer<'a> {
         uncounted: Option<Uncounted>,
     ) -> Explainer<'a> {
         let census = &counted.census;
-        let linker = Linker::of(&census.images);
+        let is_linker = |pc| is_in_linker(&census.images, pc);
         let hot = heat::regions(&census.fragments);
         let instructions: u64 = hot.iter().map(|r| r.instructions).sum();
         let mut of_linker = Part::default();
-        for region in hot.iter().filter(|region| linker.contains(region.pc)) {
+        for region in hot.iter().filter(|region| is_linker(region.pc)) {
             of_linker.regions += 1;
             of_linker.traces += region.versions.len();
             of_linker.instructions += region.instructions;
@@ -310,7 +310,7 @@ impl<'a> Explainer<'a> {
                 symbol: symbols.name(region.pc),
                 instructions: region.instructions,
                 share: region.instructions as f64 / instructions.max(1) as f64,
-                is_linker: linker.contains(region.pc),
+                is_linker: is_linker(region.pc),
                 in_run: None,
             };
             if let Some(attempts) = &attempts {

@@ -113,7 +113,7 @@ fn clipped(text: &str, width: usize) -> String {
 pub fn page(reporter: &Reporter<'_>, e: &Explanation, mut screen: Screen) -> String {
     header(&mut screen, reporter, e);
     if let Some(attempts) = &e.header.attempts {
-        heads::table(&mut screen, attempts, reporter.linker);
+        heads::table(&mut screen, attempts);
     }
     // What is cold fills no screen.
     let is_shown =

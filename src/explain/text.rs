@@ -6,7 +6,6 @@
 //! Example: `--show guards` prints the table of guards of each version that has a [`Body`].
 
 use super::guest::Block;
-use super::linker::Linker;
 use super::model::{Body, Version};
 use super::native::{Line, Mark};
 use super::paint::{Paint, Style};
@@ -54,8 +53,6 @@ pub struct Reporter<'a> {
     pub census: &'a Census,
     /// Give names to addresses.
     pub symbols: &'a Symbols,
-    /// Where the dynamic linker is.
-    pub linker: &'a Linker,
     /// The parts to show.
     pub parts: &'a [Part],
     /// Is everything shown, also what is cold?

@@ -16,12 +16,15 @@
 
 use crate::bench::measure::Sample;
 use crate::bench::summary::{FEWEST_FOR_INTERVAL, Ratio, median};
+use crate::guards::counterfactual::{self, Base};
 use crate::guards::counts::Counts;
 use crate::guards::fit;
 use crate::guards::report::{Report, Row};
-use crate::guards::{Run, Session};
+use crate::guards::sites::Sites;
+use crate::guards::{Purpose, Run, Session};
 use anyhow::{Context, Result, bail};
 use dynasour_runtime::config::{Placement, placement};
+use dynasour_runtime::observe::attempts::Attempt;
 use dynasour_runtime::observe::census::Census;
 
 /// `--chaos` of the run with failures: each guard fails with probability 1/10 at each entry of its
@@ -52,12 +55,34 @@ pub fn run(session: &Session, expected: &Sample) -> Result<Report> {
     let pipelines = &session.args.pipelines;
     rows.extend(pipelines.iter().map(|p| Row::new(&p.name, &p.about())));
     session.bar.inc_length(pipelines.len() as u64 * each);
+    let mut heads = Vec::new();
+    let base = match session.args.counterfactual {
+        true => {
+            session.bar.inc_length(1);
+            let mut row = Row::new(counterfactual::BASE, "");
+            let (census, _) = count(session, expected, &mut row)?;
+            Some(Base::of(&census.with_context(|| {
+                let trouble = row.trouble.unwrap_or_default();
+                format!(
+                    "the run with --policy {}, on which --counterfactual rests: {trouble}",
+                    row.policy
+                )
+            })?))
+        }
+        false => None,
+    };
+    let mut sites = session.args.by_site.map(|_| Sites::default());
     for row in &mut rows {
-        count(session, expected, row)?;
+        let (census, tried) = count(session, expected, row)?;
+        heads.extend(tried);
+        if let (Some(sites), Some(census)) = (&mut sites, &census) {
+            sites.add(&row.policy, census);
+        }
+        row.placed = base.as_ref().zip(census).map(|(base, census)| base.placed(&census));
     }
     let measured = || rows.iter().filter(|row| row.trouble.is_none());
     if measured().count() > 0 && measured().all(|row| row.counts.traces == 0) {
-        bail!("{}", session.never_hot(expected));
+        bail!("{}", session.no_trace(expected, &heads));
     }
     let mut native = Vec::new();
     let mut counter = rounds.begin();
@@ -86,7 +111,9 @@ pub fn run(session: &Session, expected: &Sample) -> Result<Report> {
         row.deopt_ns = fit::median_cost(&row.deopt_costs);
         row.compile_ms = median(&row.compile_times);
     }
-    Ok(Report::new(session, median(&native), rows))
+    let most = session.args.by_site.unwrap_or_default() as usize;
+    let sites = sites.map(|sites| sites.differing(most));
+    Ok(Report::new(session, median(&native), rows, sites))
 }
 
 /// The largest share of a ratio to native that half of its interval is; `None` while a ratio has no
@@ -115,6 +142,7 @@ fn under(
     session: &Session,
     expected: &Sample,
     row: &mut Row,
+    purpose: Purpose,
     options: &[&str],
 ) -> Result<Option<Run>> {
     session.bar.set_message(row.policy.clone());
@@ -129,7 +157,7 @@ fn under(
     };
     let selected = selected.iter().map(String::as_str);
     let options: Vec<&str> = selected.chain(options.iter().copied()).collect();
-    match session.run_with(&options, expected)? {
+    match session.run_with(purpose, &options, expected)? {
         Ok(run) => Ok(Some(run)),
         Err(trouble) => {
             row.trouble = Some(trouble);
@@ -138,37 +166,45 @@ fn under(
     }
 }
 
-/// The counting run of a policy.
-fn count(session: &Session, expected: &Sample, row: &mut Row) -> Result<()> {
+/// The counting run of a policy. Returns its census, and the heads at which traces were tried.
+fn count(
+    session: &Session,
+    expected: &Sample,
+    row: &mut Row,
+) -> Result<(Option<Census>, Vec<Attempt>)> {
     let file = session.scratch.path().join("census.json");
     let _ = std::fs::remove_file(&file);
     let name = file.to_str().context("the temporary directory's name is not UTF-8")?;
     let mut options = vec!["--count", name];
     options.extend(session.args.verify_traces.then_some("--verify-traces"));
     options.extend(session.args.prove_traces.then_some("--prove-traces"));
-    if under(session, expected, row, &options)?.is_some() {
-        let text = std::fs::read(&file).context("the counting run wrote no census")?;
-        let census: Census =
-            serde_json::from_slice(&text).context("the census of the counting run is damaged")?;
-        row.counts = Counts::of(&census);
-    }
-    Ok(())
+    options.extend(session.args.counterfactual.then_some("--count-detail"));
+    let Some(run) = under(session, expected, row, Purpose::Compare, &options)? else {
+        return Ok((None, Vec::new()));
+    };
+    let text = std::fs::read(&file).context("the counting run wrote no census")?;
+    let census: Census =
+        serde_json::from_slice(&text).context("the census of the counting run is damaged")?;
+    row.counts = Counts::of(&census);
+    Ok((Some(census), run.stats.heads))
 }
 
 /// One timed run of a policy.
 fn time(session: &Session, expected: &Sample, row: &mut Row) -> Result<()> {
-    if let Some(Run { sample, stats }) = under(session, expected, row, &[])? {
+    if let Some(Run { sample, stats }) = under(session, expected, row, Purpose::Time, &[])? {
         row.times.push(session.clock(&sample));
         row.compile_times.push(stats.compile_nanoseconds as f64 / 1e6);
         row.code_bytes = stats.code_bytes;
+        row.kept.push(stats.kept());
     }
     Ok(())
 }
 
 /// One pair of runs that measures the cost of a deoptimisation.
 fn cost(session: &Session, expected: &Sample, row: &mut Row) -> Result<()> {
-    let Some(without) = under(session, expected, row, &["--chaos", NEVER])? else { return Ok(()) };
-    let Some(with) = under(session, expected, row, &["--chaos", OFTEN])? else { return Ok(()) };
+    let mut run = |chaos| under(session, expected, row, Purpose::Compare, &["--chaos", chaos]);
+    let Some(without) = run(NEVER)? else { return Ok(()) };
+    let Some(with) = run(OFTEN)? else { return Ok(()) };
     let more = with.stats.all_deopts().saturating_sub(without.stats.all_deopts());
     if more >= ENOUGH_DEOPTS {
         let longer = session.clock(&with.sample) - session.clock(&without.sample);

@@ -1,12 +1,16 @@
 //! `dynasour guards`: one program under several guard placements, and the cost of a deoptimisation.
 //!
-//! Counts come from a counting run of each policy. Times come from runs that count nothing: each
+//! Counts come from a counting run of each policy, in which every head is compiled at its N-th
+//! execution and every trace is kept, so that the policies have the same traces. Times come from runs
+//! that count nothing. They have the user's options and no others: without `--threshold`, traces
+//! are found by samples and race with the code that they replace. Each
 //! round runs the program natively and once under each policy, so that a disturbance of the machine
 //! affects all of them. A run whose output or status differs from native is not a measurement; its
 //! row says so.
 //!
-//! [`compare`] measures policies, [`sweep`] rates of failing guards. Both use a [`Session`], which
-//! runs the program and checks its output. [`counts`], [`fit`] and [`report`] make numbers of it.
+//! [`compare`] measures policies, [`sweep`] rates of failing guards. [`counterfactual`] and [`sites`] say
+//! more of the counts. Both use a [`Session`], which
+//! runs the program and checks its output. [`counts`], [`fit`] and [`report`] make numbers of it, [`text`] and [`table`] show them.
 //! [`study`] is about many programs (`--list`), of which one that cannot be measured does not stop
 //! the others. One thread runs everything; no lock.
 //!
@@ -17,12 +21,16 @@
 //! ```
 
 mod compare;
+mod counterfactual;
 mod counts;
 mod fit;
 mod pipeline;
 mod report;
+mod sites;
 mod study;
 mod sweep;
+mod table;
+mod text;
 
 pub use report::Report;
 pub use sweep::Curve;
@@ -33,9 +41,13 @@ use crate::bench::output::{Output, check_distinct, line};
 use crate::bench::rounds::Rounds;
 use crate::bench::study::{Shard, read_list};
 use crate::bench::{merge, plan, progress};
+use crate::explain::paint::{Paint, When};
+use crate::machine::MachineArgs;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{ArgGroup, Args};
-use dynasour_runtime::config::{Placement, Tier, placement};
+use dynasour_runtime::config::{NATIVE_HEAD_THRESHOLD, Placement, Sampling, Tier, placement};
+use dynasour_runtime::observe::attempts::Attempt;
+use dynasour_runtime::observe::stats::{RaceResult, RaceVerdict};
 use indicatif::ProgressBar;
 use pipeline::Pipeline;
 use serde::Deserialize;
@@ -65,6 +77,15 @@ pub struct GuardsArgs {
     pipelines: Vec<Pipeline>,
     #[command(flatten)]
     rounds: Rounds,
+    /// Also say how far each policy is from the best placement of its guards: the fewest executions with
+    /// which what it checks could be checked, by measured frequencies
+    #[arg(long, conflicts_with = "chaos_sweep")]
+    counterfactual: bool,
+    /// Also compare the policies guard by guard: the N sites in which their executions and failures
+    /// differ most
+    #[arg(long, value_name = "N", conflicts_with = "chaos_sweep",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    by_site: Option<u32>,
     /// Measure instead the slowdown for several rates of failing guards, and the cost of one
     /// deoptimisation
     #[arg(long)]
@@ -73,12 +94,8 @@ pub struct GuardsArgs {
     #[arg(long, value_name = "N,...", value_delimiter = ',', requires = "chaos_sweep",
           default_values_t = sweep::RATES, value_parser = clap::value_parser!(u32).range(1..))]
     rates: Vec<u32>,
-    /// Tier to run under: dynamo or full
-    #[arg(long, default_value_t = Tier::Dynamo, value_name = "TIER")]
-    tier: Tier,
-    /// Executions of a trace head before it is compiled [default: the tier's]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    threshold: Option<u32>,
+    #[command(flatten)]
+    machine: MachineArgs,
     /// Compare each trace with the code that was recorded, as for `run`, in the run of each policy
     /// that is not timed
     #[arg(long, conflicts_with = "chaos_sweep")]
@@ -120,6 +137,9 @@ pub struct GuardsArgs {
     /// Print comma-separated values instead of a table
     #[arg(long)]
     csv: bool,
+    /// When the table has colours: differences that noise does not explain
+    #[arg(long, value_enum, default_value_t = When::Auto, value_name = "WHEN")]
+    color: When,
     /// Also write the output to FILE
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
@@ -141,15 +161,20 @@ pub fn run(args: &GuardsArgs) -> Result<i32> {
         Output::stdout()?.write(&study::schema()?)?;
         return Ok(0);
     }
-    match args.tier {
+    match args.machine.tier {
         Tier::Dynamo | Tier::Full => {}
         Tier::Direct => bail!(
             "the tier direct makes its traces where samples happen to fall, so that the counts of two \
-             runs cannot be compared; dynamo and full repeat theirs"
+             runs cannot be compared; with --sample every=N they repeat, but code that computes comes \
+             to the runtime too seldom to get traces. dynamo and full repeat their counts"
         ),
         tier @ (Tier::Interp | Tier::Copy) => {
             bail!("the tier {tier} makes no traces, so it has no guards")
         }
+    }
+    if let Some(option) = args.machine.option_without_meaning(args.machine.threshold.is_some()) {
+        let with = if args.machine.threshold.is_some() { " and --threshold" } else { "" };
+        bail!("{option} has no meaning with --tier {}{with}", args.machine.tier);
     }
     if args.prove_traces {
         crate::solver::needed()?;
@@ -237,6 +262,9 @@ impl<'a> Results<'a> {
     /// Writes the results of one program.
     fn add(&mut self, study: &Study) -> Result<()> {
         let first = !self.begun;
+        let gap = if first { "" } else { "\n" };
+        let table = |to_file| gap.to_string() + &study.table(Paint::new(self.args.color, to_file));
+        let is_table = !(self.args.jsonl || self.args.json || self.args.csv);
         let text = if self.args.jsonl {
             line(study)?
         } else if self.args.json {
@@ -244,12 +272,14 @@ impl<'a> Results<'a> {
         } else if self.args.csv {
             study.csv(first)
         } else {
-            let gap = if first { "" } else { "\n" };
-            gap.to_string() + &study.table()
+            table(false)
         };
+        // Colours are for the terminal.
+        let saved = if is_table && self.outputs.len() > 1 { table(true) } else { text.clone() };
         self.begun |= !text.is_empty();
         self.agree &= study.all_agree();
-        self.outputs.iter_mut().try_for_each(|output| output.write(&text))
+        let texts = std::iter::once(&text).chain(std::iter::repeat(&saved));
+        self.outputs.iter_mut().zip(texts).try_for_each(|(output, text)| output.write(text))
     }
 
     /// Ends. A shard without programs leaves an empty file, not an older one.
@@ -265,10 +295,22 @@ const START_UP: f64 = 0.02;
 /// Processor seconds of a native run that is suggested instead (guess: start-up is a tenth then).
 const LONG_ENOUGH: f64 = 10.0 * START_UP;
 
+/// What a run is for, which decides the options of its machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// Its counts, or its failures, are compared: it makes the same traces under each policy.
+    Compare,
+    /// Its time is measured: it is what `dynasour run` does with the user's options.
+    Time,
+}
+
 /// The fields of `--stats-json` that are used here.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 struct RunStats {
     fragments: u64,
+    undone: u64,
+    races: Vec<RaceResult>,
+    heads: Vec<Attempt>,
     fragment_entries: u64,
     deopts: BTreeMap<String, u64>,
     code_bytes: u64,
@@ -278,6 +320,12 @@ struct RunStats {
 impl RunStats {
     fn all_deopts(&self) -> u64 {
         self.deopts.values().sum()
+    }
+
+    /// Traces that were made and have neither lost their race nor been dropped for a broken assumption.
+    fn kept(&self) -> u64 {
+        let lost = self.races.iter().filter(|race| race.verdict == RaceVerdict::Floor).count();
+        self.fragments.saturating_sub(lost as u64 + self.undone)
     }
 }
 
@@ -317,8 +365,29 @@ impl<'a> Session<'a> {
         self.guest.argv[0].to_string_lossy().into_owned()
     }
 
+    /// `--threshold` of the runs that are compared by counts. Without one of the user's it is the
+    /// tier's; in `full` one less, because with a threshold below the tier's all traces are kept.
     fn threshold(&self) -> u32 {
-        self.args.threshold.unwrap_or(self.args.tier.head_threshold())
+        let tier = self.args.machine.tier;
+        let own = tier.head_threshold() - u32::from(tier == Tier::Full);
+        self.args.machine.threshold.unwrap_or(own)
+    }
+
+    /// The options of `run` for the machine.
+    fn machine(&self, purpose: Purpose) -> Vec<OsString> {
+        let mut machine = self.args.machine.clone();
+        if purpose == Purpose::Compare {
+            machine.threshold = Some(self.threshold());
+            // Nothing is sampled if all executions count.
+            (machine.sample, machine.sample_hz) = (Sampling::default(), None);
+        }
+        machine.options()
+    }
+
+    /// The options of timed runs as text.
+    fn timed_options(&self) -> String {
+        let options = self.machine(Purpose::Time);
+        shell_words::join(options.iter().map(|option| option.to_string_lossy()))
     }
 
     fn clock(&self, sample: &Sample) -> f64 {
@@ -387,14 +456,11 @@ impl<'a> Session<'a> {
 
     /// The command line of the program under dynasour with these options, and the file of its
     /// statistics.
-    fn launch(&self, options: &[&str]) -> (Invocation, PathBuf) {
+    fn launch(&self, purpose: Purpose, options: &[&str]) -> (Invocation, PathBuf) {
         let stats = self.scratch.path().join("stats.json");
-        let threshold = self.threshold().to_string();
-        let fixed = ["run", "--tier", &self.args.tier.to_string(), "--threshold", &threshold]
-            .map(OsString::from);
-        let argv = [OsString::from(&self.own)]
+        let argv = [OsString::from(&self.own), "run".into()]
             .into_iter()
-            .chain(fixed)
+            .chain(self.machine(purpose))
             .chain(options.iter().map(OsString::from))
             .chain(["--stats-json".into(), stats.clone().into(), "--".into()])
             .chain(self.guest.argv.iter().cloned())
@@ -404,8 +470,13 @@ impl<'a> Session<'a> {
 
     /// Runs the program with these options of `run`. The outer error means that nothing could be
     /// run; the inner one says what went wrong with the guest.
-    fn run_with(&self, options: &[&str], expected: &Sample) -> Result<Result<Run, String>> {
-        let (invocation, file) = self.launch(options);
+    fn run_with(
+        &self,
+        purpose: Purpose,
+        options: &[&str],
+        expected: &Sample,
+    ) -> Result<Result<Run, String>> {
+        let (invocation, file) = self.launch(purpose, options);
         let _ = std::fs::remove_file(&file);
         let sample = self.run_once(&invocation)?;
         if let Some(trouble) = trouble(&sample, expected, self.args.limit) {
@@ -417,14 +488,21 @@ impl<'a> Session<'a> {
         Ok(stats.map(|stats| Run { sample, stats }).ok_or_else(|| "no statistics".to_string()))
     }
 
-    /// The message for a program in which nothing is hot.
-    fn never_hot(&self, expected: &Sample) -> String {
+    /// The message for a program of which a run made no trace. `heads`: those at which one was tried.
+    fn no_trace(&self, expected: &Sample, heads: &[Attempt]) -> String {
+        let (program, threshold) = (self.program(), self.threshold());
+        let Some(head) = heads.first() else {
+            return format!(
+                "{program} never gets hot: nothing was executed {threshold} times (--threshold) in a \
+                 run of {:.3} s natively, so there are no guards; a longer input, or a lower \
+                 --threshold, may help",
+                expected.cpu,
+            );
+        };
         format!(
-            "{} never gets hot: no trace was made in a run of {:.3} s natively (--threshold {}), \
-             so there are no guards; a longer input, or a lower --threshold, may help",
-            self.program(),
-            expected.cpu,
-            self.threshold()
+            "{program} gets hot, but no trace was made ({} at {}), so there are no guards; another \
+             --threshold may help (in full, below {NATIVE_HEAD_THRESHOLD} all traces are kept)",
+            head.outcome, head.symbol
         )
     }
 }

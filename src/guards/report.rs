@@ -1,21 +1,18 @@
-//! The results of a comparison of policies: as tables, JSON and CSV.
+//! The results of a comparison of policies, as JSON and CSV.
 //!
 //! [`Report`] is what `--json` prints: the command, its native time, and one [`Row`] for each
-//! policy. The tables and the CSV show the same numbers, rounded. A row in which a run failed keeps
+//! policy. The tables ([`super::text`]) and the CSV show the same numbers, rounded. A row in which a run failed keeps
 //! its counts, and says in `trouble` what went wrong. The tests have an example of each form. No
 //! lock.
 
-use crate::bench::summary::{FEWEST_FOR_INTERVAL, Ratio};
-use crate::bench::table::aligned;
+use crate::bench::summary::{Ratio, median};
 use crate::guards::Session;
+use crate::guards::counterfactual::Placed;
 use crate::guards::counts::Counts;
+use crate::guards::sites::Site;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
-
-/// In the table, the cost of a deoptimisation that noise can explain.
-const NOT_DETERMINED: &str = "n.d.";
 
 /// The structure that `--json` prints.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -26,14 +23,25 @@ pub struct Report {
     pub command: Vec<String>,
     /// The tier.
     pub tier: String,
-    /// Executions of a trace head before it is compiled.
+    /// Executions of a trace head before it is compiled, in the runs that are not timed. These keep
+    /// every trace.
     pub threshold: u32,
+    /// The same in timed runs. `null`: they are what `run` does without `--threshold`, which keeps only
+    /// traces that are faster than the code that they replace.
+    #[serde(default)]
+    pub timed_threshold: Option<u32>,
+    /// The options of `run` in timed runs, but for the policy.
+    #[serde(default)]
+    pub options: String,
     /// `wall` or `cpu`.
     pub clock: String,
     /// Median seconds of the native runs.
     pub native: Option<f64>,
     /// One for each policy.
     pub policies: Vec<Row>,
+    /// With `--by-site`: the sites in which the policies differ most.
+    #[serde(default)]
+    pub sites: Option<Vec<Site>>,
 }
 
 /// One policy.
@@ -47,7 +55,10 @@ pub struct Row {
     pub trouble: Option<String>,
     /// Counts of the counting run.
     pub counts: Counts,
-    /// Bytes of native code of the traces, without counters.
+    /// With `--counterfactual`: its placement beside the best one.
+    #[serde(default)]
+    pub placed: Option<Placed>,
+    /// Bytes of native code of the traces of a timed run.
     pub code_bytes: u64,
     /// Median milliseconds of building, optimising and emitting.
     pub compile_ms: Option<f64>,
@@ -55,7 +66,10 @@ pub struct Row {
     pub compile_times: Vec<f64>,
     /// Seconds of each timed run.
     pub times: Vec<f64>,
-    /// Their median.
+    /// Traces that each timed run kept to its end.
+    #[serde(default)]
+    pub kept: Vec<u64>,
+    /// The median of `times`.
     pub seconds: Option<Ratio>,
     /// Ratio to native.
     pub to_native: Option<Ratio>,
@@ -76,10 +90,12 @@ impl Row {
             about: about.to_string(),
             trouble: None,
             counts: Counts::default(),
+            placed: None,
             code_bytes: 0,
             compile_ms: None,
             compile_times: Vec::new(),
             times: Vec::new(),
+            kept: Vec::new(),
             seconds: None,
             to_native: None,
             to_default: None,
@@ -89,9 +105,21 @@ impl Row {
     }
 }
 
+impl Row {
+    /// The median number of traces that a timed run kept.
+    pub fn typical_kept(&self) -> Option<u64> {
+        median(&self.kept.iter().map(|kept| *kept as f64).collect::<Vec<_>>()).map(|m| m as u64)
+    }
+}
+
 impl Report {
     /// The report of a session's measurements.
-    pub(super) fn new(session: &Session, native: Option<f64>, policies: Vec<Row>) -> Report {
+    pub(super) fn new(
+        session: &Session,
+        native: Option<f64>,
+        policies: Vec<Row>,
+        sites: Option<Vec<Site>>,
+    ) -> Report {
         let clock = clap::ValueEnum::to_possible_value(&session.args.clock);
         Report {
             version: env!("CARGO_PKG_VERSION").to_string(),
@@ -101,98 +129,20 @@ impl Report {
                 .iter()
                 .map(|word| word.to_string_lossy().into_owned())
                 .collect(),
-            tier: session.args.tier.to_string(),
+            tier: session.args.machine.tier.to_string(),
             threshold: session.threshold(),
+            timed_threshold: session.args.machine.threshold,
+            options: session.timed_options(),
             clock: clock.map_or_else(String::new, |v| v.get_name().to_string()),
             native,
             policies,
+            sites,
         }
     }
 
     /// Did every run agree with native?
     pub fn all_agree(&self) -> bool {
         self.policies.iter().all(|row| row.trouble.is_none())
-    }
-
-    /// The kinds of guards that any policy has.
-    fn kinds(&self) -> BTreeSet<&str> {
-        self.policies.iter().flat_map(|row| row.counts.kinds.keys().map(String::as_str)).collect()
-    }
-
-    /// Two tables: counts and times of each policy, and its guards by kind.
-    pub fn table(&self) -> String {
-        let head = "policy,traces,guards,/trace,executed,failed,deopts,ns each,code KiB,compile ms,\
-                    seconds,95 %,/ native,/ default";
-        let mut lines: Vec<Vec<String>> = vec![head.split(',').map(str::to_string).collect()];
-        lines.extend(self.policies.iter().map(Self::line));
-        let kinds = self.kinds();
-        let mut by_kind: Vec<Vec<String>> = vec![vec!["executed / failed".to_string()]];
-        by_kind[0].extend(kinds.iter().map(|kind| kind.to_string()));
-        for row in self.policies.iter().filter(|row| row.trouble.is_none()) {
-            let mut line = vec![row.policy.clone()];
-            line.extend(kinds.iter().map(|kind| match row.counts.kinds.get(*kind) {
-                Some(k) => format!("{} / {}", short(k.executed), short(k.failed)),
-                None => "-".to_string(),
-            }));
-            by_kind.push(line);
-        }
-        let native = self.native.map_or("-".to_string(), |s| format!("{s:.3}"));
-        let mut out = format!(
-            "{}\n{} time, natively {native} s; --tier {} --threshold {}\n\n",
-            self.command.join(" "),
-            self.clock,
-            self.tier,
-            self.threshold
-        );
-        out += &aligned(&lines);
-        out.push('\n');
-        out += &aligned(&by_kind);
-        let is_open = |row: &Row| row.deopt_ns.is_none() && !row.deopt_costs.is_empty();
-        if self.policies.iter().any(is_open) {
-            out += &format!(
-                "\n{NOT_DETERMINED}: the cost of a deoptimisation is not determined, because it is smaller than the \
-                 noise; a longer run, or more --runs, may help\n"
-            );
-        }
-        if self.policies.iter().any(|row| row.seconds.is_some_and(|s| s.low.is_none())) {
-            out += &format!("\nfewer than {FEWEST_FOR_INTERVAL} runs have no 95 % interval (-)\n");
-        }
-        if self.policies.iter().any(|row| row.trouble.is_none() && !row.counts.exact) {
-            out += "\ncounts are not exact: threads ran one trace at once\n";
-        }
-        out
-    }
-
-    /// The cells of a policy in the first table.
-    fn line(row: &Row) -> Vec<String> {
-        let mut line = vec![row.policy.clone()];
-        if let Some(trouble) = &row.trouble {
-            line.push(trouble.clone());
-            return line;
-        }
-        let counts = &row.counts;
-        let shown = |value: Option<f64>, digits: usize| {
-            value.map_or("-".to_string(), |v| format!("{v:.digits$}"))
-        };
-        line.extend([
-            counts.traces.to_string(),
-            counts.guards.to_string(),
-            format!("{:.1}", counts.guards_per_trace()),
-            short(counts.executed),
-            short(counts.failed),
-            short(counts.all_deopts()),
-            match row.deopt_ns {
-                None if !row.deopt_costs.is_empty() => NOT_DETERMINED.to_string(),
-                cost => shown(cost.map(|r| r.median), 0),
-            },
-            format!("{:.1}", row.code_bytes as f64 / 1024.0),
-            shown(row.compile_ms, 1),
-            shown(row.seconds.map(|r| r.median), 3),
-            row.seconds.map_or(String::new(), |r| r.interval(3)),
-            shown(row.to_native.map(|r| r.median), 2),
-            shown(row.to_default.map(|r| r.median), 3),
-        ]);
-        line
     }
 
     /// CSV: one line for each policy; times in seconds, intervals of 95 %.
@@ -207,7 +157,7 @@ impl Report {
         for kind in KINDS {
             let _ = write!(out, ",{kind}_executed,{kind}_failed");
         }
-        out.push('\n');
+        out += ",separate,joined,modelled,predicted,compared,kept\n";
         for row in &self.policies {
             let c = &row.counts;
             let number = |value: Option<f64>| value.map_or(String::new(), |v| format!("{v:.6}"));
@@ -237,6 +187,12 @@ impl Report {
                 let k = c.kinds.get(kind).copied().unwrap_or_default();
                 cells.extend([k.executed.to_string(), k.failed.to_string()]);
             }
+            cells.extend(match row.placed {
+                Some(p) => [p.separate, p.joined, p.modelled, p.predicted, p.compared]
+                    .map(|count| count.to_string()),
+                None => Default::default(),
+            });
+            cells.push(row.typical_kept().map_or(String::new(), |kept| kept.to_string()));
             out += &cells.join(",");
             out.push('\n');
         }
@@ -271,7 +227,7 @@ pub fn short(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::guards::counts::KindCounts;
+    use crate::guards::text::examples::report;
 
     #[test]
     fn counts_are_short() {
@@ -288,67 +244,6 @@ mod tests {
         }
         assert_eq!(field("a b"), "a b");
         assert_eq!(field("say \"x\", y"), "\"say \"\"x\"\", y\"");
-    }
-
-    fn report() -> Report {
-        let ratio = |median: f64| {
-            Some(Ratio { median, low: Some(median - 0.01), high: Some(median + 0.01) })
-        };
-        let kind = KindCounts { guards: 10, executed: 20_000, failed: 3 };
-        let counts = Counts {
-            traces: 4,
-            guards: 10,
-            guards_in_loops: 6,
-            executed: 20_000,
-            failed: 3,
-            left: 2,
-            kinds: [("branch".to_string(), kind)].into(),
-            deopts: [("guard".to_string(), 2)].into(),
-            exact: true,
-        };
-        let good = Row {
-            counts,
-            code_bytes: 2048,
-            compile_ms: Some(1.5),
-            seconds: ratio(0.5),
-            to_native: ratio(1.25),
-            to_default: ratio(1.0),
-            deopt_ns: ratio(900.0),
-            ..Row::new("default", "x")
-        };
-        let bad = Row { trouble: Some("DIFFERS".to_string()), ..Row::new("eager", "y") };
-        Report {
-            version: String::new(),
-            command: vec!["prog".to_string(), "a,b".to_string()],
-            tier: "dynamo".to_string(),
-            threshold: 1000,
-            clock: "cpu".to_string(),
-            native: Some(0.4),
-            policies: vec![good, bad],
-        }
-    }
-
-    #[test]
-    fn tables_say_all() {
-        let expected = "\
-prog a,b
-cpu time, natively 0.400 s; --tier dynamo --threshold 1000
-
-policy    traces  guards  /trace  executed  failed  deopts  ns each  code KiB  compile ms  \
-seconds         95 %  / native  / default
-default        4      10     2.5     20.0k       3       2      900       2.0         1.5    \
-0.500  0.490-0.510      1.25      1.000
-eager    DIFFERS
-
-executed / failed     branch
-default            20.0k / 3
-";
-        assert_eq!(report().table(), expected);
-        assert!(!report().all_agree());
-        let mut open = report();
-        (open.policies[0].deopt_ns, open.policies[0].deopt_costs) = (None, vec![3.0, -1.0]);
-        let table = open.table();
-        assert!(table.contains("  n.d.  ") && table.contains("\nn.d.: the cost"), "{table}");
     }
 
     #[test]
@@ -368,6 +263,6 @@ default            20.0k / 3
         let read: Report =
             serde_json::from_str(&serde_json::to_string(&report()).expect("plain data"))
                 .expect("the same form");
-        assert_eq!(read.table(), report().table());
+        assert_eq!(format!("{read:?}"), format!("{:?}", report()));
     }
 }

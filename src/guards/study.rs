@@ -10,6 +10,7 @@
 //! ```
 
 use crate::bench::merge::Line;
+use crate::explain::paint::Paint;
 use crate::guards::report::Report;
 use crate::guards::sweep::Curve;
 use anyhow::{Context, Result};
@@ -79,10 +80,10 @@ impl Study {
     }
 
     /// The tables.
-    pub fn table(&self) -> String {
+    pub fn table(&self, paint: Paint) -> String {
         match &self.found {
-            Found::Comparison(report) => report.table(),
-            Found::Sweep(curve) => curve.table(),
+            Found::Comparison(report) => report.table(paint),
+            Found::Sweep(curve) => curve.table(paint),
             Found::Refused { refused } => format!("refused {}: {refused}\n", self.line),
         }
     }
@@ -121,7 +122,8 @@ impl Line for Study {
             Found::Comparison(r) => {
                 let policies: Vec<&str> = r.policies.iter().map(|p| p.policy.as_str()).collect();
                 let common = common(&r.version, &r.tier, r.threshold, &r.clock);
-                Some(format!("{common}, policies {}", policies.join(",")))
+                let timed = &r.options;
+                Some(format!("{common}, timed with {timed}, policies {}", policies.join(",")))
             }
             Found::Sweep(c) => {
                 let common = common(&c.version, &c.tier, c.threshold, &c.clock);

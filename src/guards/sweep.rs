@@ -20,11 +20,13 @@
 
 use crate::bench::measure::Sample;
 use crate::bench::summary::{Ratio, median};
-use crate::bench::table::aligned;
+use crate::explain::paint::{Paint, Style};
 use crate::guards::compare::NEVER;
 use crate::guards::fit::{Estimate, Line, cycles_per_nanosecond};
 use crate::guards::report::{field, short};
-use crate::guards::{Run, Session};
+use crate::guards::table::{Cell, heading, table};
+use crate::guards::text::shown;
+use crate::guards::{Purpose, Run, Session};
 use anyhow::{Result, ensure};
 use dynasour_runtime::config::placement;
 use schemars::JsonSchema;
@@ -137,9 +139,11 @@ pub fn run(session: &Session, expected: &Sample) -> Result<Curve> {
                 format!("chaos {chaos}")
             });
             let options = ["--policy", policy.name(), "--chaos", &chaos];
-            match session.run_with(if i == 0 { &options[..2] } else { &options }, expected)? {
+            let options = if i == 0 { &options[..2] } else { &options };
+            match session.run_with(Purpose::Compare, options, expected)? {
                 Ok(run) => {
-                    ensure!(run.stats.fragments > 0, "{}", session.never_hot(expected));
+                    let message = || session.no_trace(expected, &run.stats.heads);
+                    ensure!(run.stats.fragments > 0, "{}", message());
                     point.add(session, &run);
                 }
                 Err(trouble) => point.trouble = Some(trouble),
@@ -189,7 +193,7 @@ impl Curve {
                 .map(|word| word.to_string_lossy().into_owned())
                 .collect(),
             policy: policy.to_string(),
-            tier: session.args.tier.to_string(),
+            tier: session.args.machine.tier.to_string(),
             threshold: session.threshold(),
             clock: clock.map_or_else(String::new, |v| v.get_name().to_string()),
             linked,
@@ -215,26 +219,25 @@ impl Curve {
     }
 
     /// The table of the points, and the cost.
-    pub fn table(&self) -> String {
-        let mut lines: Vec<Vec<String>> = vec![
-            ["rate", "deopts", "entries", "seconds", "95 %", "slowdown", "95 %"]
-                .map(str::to_string)
-                .to_vec(),
-        ];
+    pub fn table(&self, paint: Paint) -> String {
+        let mut lines = vec![heading("rate,deopts,entries,seconds,95 %,slowdown,95 %")];
         for (name, point) in self.rows() {
-            let mut line = vec![name];
+            let mut line = vec![Cell::from(name)];
             if let Some(trouble) = &point.trouble {
-                line.push(trouble.clone());
+                line.push(Cell::new(trouble.clone(), Style::Gone));
                 lines.push(line);
                 continue;
             }
             line.extend([
-                short(Point::typical(&point.deopts)),
-                short(Point::typical(&point.entries)),
+                Cell::from(short(Point::typical(&point.deopts))),
+                Cell::from(short(Point::typical(&point.entries))),
             ]);
             for (ratio, digits) in [(point.seconds, 3), (point.slowdown, 2)] {
-                line.push(ratio.map_or("-".to_string(), |r| format!("{:.digits$}", r.median)));
-                line.push(ratio.map_or(String::new(), |r| r.interval(digits)));
+                let is_slower =
+                    digits == 2 && ratio.and_then(|r| r.low).is_some_and(|low| low > 1.0);
+                let style = if is_slower { Style::Gone } else { Style::Plain };
+                line.push(Cell::new(shown(ratio.map(|r| r.median), digits), style));
+                line.push(ratio.map_or(String::new(), |r| r.interval(digits)).into());
             }
             lines.push(line);
         }
@@ -246,7 +249,7 @@ impl Curve {
             self.tier,
             self.threshold
         );
-        out += &aligned(&lines);
+        out += &table(&lines, paint);
         out += "\nlinked: as without --chaos; none: --chaos, but nothing is made to fail \
                 (slowdowns are against this)\n";
         match (self.line, self.deopt_ns, self.deopt_cycles) {
@@ -254,7 +257,7 @@ impl Curve {
                 let _ = writeln!(
                     out,
                     "a deoptimisation costs {:.0} ns ({:.0}-{:.0}), {:.0} cycles ({:.0}-{:.0}) at \
-                     {:.2} GHz: least squares over {} runs, 95 %, r2 = {:.3}",
+                     {:.2} GHz\n(least squares over {} runs, 95 %, r2 = {:.3})",
                     ns.value,
                     ns.low,
                     ns.high,
@@ -270,7 +273,7 @@ impl Curve {
                 let slope = line.slope.scaled(1e9);
                 let _ = writeln!(
                     out,
-                    "the cost of a deoptimisation is not determined: {:.0} to {:.0} ns fit the {} runs (least \
+                    "the cost of a deoptimisation is not determined: {:.0} to {:.0} ns fit the {} runs\n(least \
                      squares, 95 %), so noise explains it; a longer run, or more --runs, may help",
                     slope.low, slope.high, line.points
                 );
