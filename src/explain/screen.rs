@@ -355,12 +355,13 @@ fn failing(screen: &mut Screen, reporter: &Reporter<'_>, body: &Body, most: usiz
         screen.line(&[(Style::Note, &format!("      assumes {}", g.english))]);
     }
     let never = body.guards.len() - guards.len();
-    let counts = [(guards.len().saturating_sub(most), "fail, too"), (never, "never failed")];
+    let counts = [(guards.len().saturating_sub(most), "failing"), (never, "never failed")];
     let others: Vec<String> = (counts.iter().filter(|(n, _)| *n > 0))
-        .map(|(n, what)| format!("{} {what}", plural(*n as u64, "other guard")))
+        .map(|(n, what)| format!("{} {what}", number(*n as u64)))
         .collect();
     if !others.is_empty() {
-        screen.line(&[(Style::Note, &format!("   {} (--show guards)", others.join(", ")))]);
+        let text = format!("   other guards: {} (--show guards)", others.join(", "));
+        screen.line(&[(Style::Note, &text)]);
     }
 }
 
