@@ -348,10 +348,10 @@ fn launcher(directory: &Path, name: &str, script: &str) -> String {
 fn steady_state_is_told_from_warm_up() {
     let directory = directory("steady");
     let work = |n: u32| format!("i=0; while [ $i -lt {n} ]; do i=$((i+1)); done; echo {n}");
-    let late = launcher(&directory, "late", &format!("({}) >/dev/null", work(300_000)));
+    let late = launcher(&directory, "late", &format!("({}) >/dev/null", work(60_000)));
     let twice = launcher(&directory, "twice", "\"$@\" >/dev/null");
-    let longer = format!("sh -c '{}'", work(900_000));
-    let short = work(300_000);
+    let longer = format!("sh -c '{}'", work(180_000));
+    let short = work(60_000);
     let mut words = vec!["--runs", "6", "--clock", "cpu", "--tiers", "copy", "--peer", &late];
     words.extend(["--peer", &twice, "--longer", &longer, "--jsonl", "--", "sh", "-c", &short]);
     let row = &lines(&succeeds(&directory, &words))[0];

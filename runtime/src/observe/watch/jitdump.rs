@@ -14,8 +14,8 @@
 //!
 //! Data: [`Jitdump`]. The file is opened for each write and closed again, because an open descriptor would be
 //! seen by the guest. Where the guest changes its root or its rights, or where the file is replaced, the rest
-//! of the records is missing, which [`Jitdump::end`] tells. Invariants: times ascend, except that a block may
-//! be older than a trace before it; nothing is written after an error. The caller holds the lock of the
+//! of the records is missing, which [`Jitdump::end`] tells. Invariants: times ascend (blocks that
+//! wait are written before the next trace); nothing is written after an error. The caller holds the lock of the
 //! fragments.
 //!
 //! A forked child of the guest writes nothing. If the process executes another program, that one
