@@ -50,7 +50,7 @@ const LONGEST_WAIT: Duration = Duration::from_millis(20);
 /// The same when the guest has said that it is about to end.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
-/// A program that is to run under dynasour, and how. See the [crate](crate).
+/// A program that is to run under dynasour, and how. The [crate] says more.
 pub struct Session<'s> {
     plan: Plan,
     subscriber: Option<Subscriber<'s>>,

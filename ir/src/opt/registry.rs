@@ -290,7 +290,7 @@ mod tests {
     use super::*;
     use crate::text;
 
-    const LOOP: &str = "version t1 {
+    const LOOP: &str = "region 0x1000 { version t1 {
     anchor a0 = base.0x1000 [rax = v1]
     anchor a1 = base.0x1008 [rax = v2]
     b0(v0: i64 = rax):
@@ -301,7 +301,7 @@ mod tests {
       v3 = lt.u.i64 v2, 100
       assume v3 else a1
       jump b1(v2)
-    }";
+    } }";
 
     fn version() -> Version {
         text::version(LOOP).expect("valid")

@@ -1,17 +1,17 @@
-//! What happens to traces, told to a program that has started the guest and wants to know
+//! What happens to traces, told to the program that has started the guest
 //! ([`crate::observe::channel`]).
 //!
 //! Data: the sender of the process, behind a lock that is taken last: nothing is locked while it is held. It may
 //! wait for the receiver, and then other threads that come here wait, too.
 //!
-//! Invariants: where nobody has subscribed, [`emit`] loads one flag and does no more; it is called where traces are
+//! Invariants: without a subscriber [`emit`] loads one flag and does no more; it is called where traces are
 //! made, linked and left, never in native code. Events are in the order in which they happened in the process.
 //! Processes that the guest forks send nothing ([`disconnect`]); they never take the lock, which another thread may
 //! have held at the fork. A child made by vfork is part of its parent's memory, and of its events. Not for signal
 //! handlers.
 //!
 //! Example: the guard of a trace fails for the first time:
-//! `{"Event":{"deopt":{"version":"t3","pc":4198400,"to":4198457,"reason":"guard",…}}}`.
+//! `{"Event":{"deopt":{"version":"t3","exit":2,"guard":"branch@401136.3","pc":4198713,"reason":"guard"}}}`.
 
 use crate::observe::channel::Sender;
 use crate::observe::stats::Stats;
@@ -159,7 +159,7 @@ pub enum Reason {
 /// What a guest's process tells the one that has started it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Message {
-    /// Something has happened, and someone wants to know.
+    /// Something has happened that the receiver wants to know.
     Event(Event),
     /// The counts at the end.
     Statistics(Value),
@@ -183,9 +183,9 @@ pub enum Message {
 
 /// Where messages go.
 static SENDER: OnceLock<Mutex<Sender>> = OnceLock::new();
-/// Is there someone to tell?
+/// Is there a receiver?
 static IS_CONNECTED: AtomicBool = AtomicBool::new(false);
-/// Does he want events?
+/// Does the receiver want events?
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
 
 /// Messages of this process go to `sender` from now on, with or without events. Called once, before the guest starts.
