@@ -3,7 +3,7 @@
 //!
 //! *Data.* [`Cli`] is the whole command line as clap parses it. [`RunArgs`] are the options of
 //! `run`; some of them
-//! belong to `explain` and `guards`, too ([`machine`]). The other subcommands define theirs in their own modules. Doc comments of options are the
+//! belong to `explain` and `guards`, too ([`crate::machine`]). The other subcommands define theirs in their own modules. Doc comments of options are the
 //! texts that `--help` shows.
 //!
 //! *Invariants.* Arguments after the guest's program belong to the guest. Only `explain` and
@@ -22,7 +22,6 @@
 //! dynasour explain ls --top 1           parsed as `dynasour explain --top 1 ls`
 //! ```
 
-pub mod machine;
 mod plain;
 
 use crate::bench::BenchArgs;
@@ -30,13 +29,13 @@ use crate::completions::CompletionsArgs;
 use crate::explain::ExplainArgs;
 use crate::guards::GuardsArgs;
 use crate::ir::IrArgs;
+use crate::machine::{MachineArgs, TraceArgs};
 use crate::manual::ManArgs;
 use crate::report::ReportArgs;
 use crate::solver;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use dynasour_runtime::config::{Chaos, Count, Limit, RunConfig, Stage, Tier};
-use machine::{MachineArgs, TraceArgs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::ops::RangeInclusive;

@@ -12,6 +12,7 @@
 //! | [`guards`] | `guards`: one program under several guard placements |
 //! | [`ir`] | `ir`: tools for the IR's text form |
 //! | [`completions`] | `completions`: scripts for shells |
+//! | [`machine`] | none: options that `run`, `explain` and `guards` have in common |
 //! | [`manual`] | `man`: manual pages |
 //! | [`report`] | `report`: a page of what `explain`, `guards` and `bench` have found |
 //! | [`solver`] | none: what proofs need |
@@ -29,6 +30,7 @@ mod explain;
 mod fixed_address;
 mod guards;
 mod ir;
+mod machine;
 mod manual;
 mod report;
 mod solver;

@@ -10,7 +10,7 @@
 //! Example: `--tier direct --cache-size 67108864 --argv0=ls -- /bin/ls -l`.
 
 use super::RunArgs;
-use super::machine::{MachineArgs, TraceArgs, parse_size};
+use crate::machine::{MachineArgs, TraceArgs, parse_size};
 use dynasour_runtime::config::placement;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
