@@ -19,6 +19,7 @@ file == 3 {
 
 {
     program = $1
+    sub(/ --parallel=1/, "", program)
     policy = $(column["policy"])
     if (!(program in seen)) { seen[program] = 1; programs[++np] = program }
     if (!(policy in known)) { known[policy] = 1; policies[++nq] = policy }

@@ -408,7 +408,7 @@ merged             20.0k / 3
         let mut open = report();
         (open.policies[0].deopt_ns, open.policies[0].deopt_costs) = (None, vec![3.0, -1.0]);
         let table = open.table(plain);
-        assert!(table.contains("  n.d.  ") && table.contains("\nn.d.: the cost"), "{table}");
+        assert!(table.contains("  n.d.\n") && table.contains("\nn.d.: the cost"), "{table}");
         assert!(table.lines().all(|line| line.chars().count() <= WIDTH), "{table}");
     }
 

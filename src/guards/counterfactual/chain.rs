@@ -36,7 +36,7 @@ struct Predicate {
     source: usize,
     /// The point of its guard.
     at: usize,
-    /// The last point at which it may be checked.
+    /// The last point at which it may join another guard.
     latest: usize,
     /// Executions of its guard.
     executed: u64,
@@ -207,7 +207,8 @@ fn source(
     source
 }
 
-/// The index of the last instruction of the block before which the guard at a point may stand.
+/// The index of the last instruction that the guard at a point may pass: where it can join the guard there, or one
+/// before it.
 fn latest(version: &Version, at: Point) -> usize {
     let insts = &version.blocks[at.block.index()].insts;
     let deferring = version.defers_stores();
@@ -258,7 +259,7 @@ mod tests {
             let at = Point { block: BlockId(1), inst };
             (source(&version, &defs, predicate, &number), latest(&version, at))
         };
-        // v3 is known at the entry, v4 behind the load; the store has an effect.
-        assert_eq!((guard(4), guard(5)), ((0, 7), (3, 7)));
+        // v3 is known at the entry, v4 behind the load; both may pass the addition, not the store.
+        assert_eq!((guard(4), guard(5)), ((0, 6), (3, 6)));
     }
 }
