@@ -57,8 +57,9 @@ fn three_guards(directory: &Path) -> String {
 
 fn guards(directory: &Path, words: &[&str]) -> Outcome {
     let path = ("PATH".into(), std::env::var_os("PATH").expect("a PATH"));
-    let mut run =
-        Invocation::new(env!("CARGO_BIN_EXE_dynasour"), directory).args(["guards"]).args(words);
+    let mut run = Invocation::new(env!("CARGO_BIN_EXE_dynasour"), directory)
+        .args(["guards", "--short"])
+        .args(words);
     run.environment.retain(|(name, _)| name != "PATH");
     run.environment.push(path);
     run.run()
@@ -431,8 +432,33 @@ fn programs_without_hot_code_say_so() {
     let words = [&words[..], &["--", "/bin/true"]].concat();
     let outcome = guards(&directory, &words);
     assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
+}
+
+/// A program that is too short is counted, not timed, and the size to try is said.
+#[test]
+fn short_programs_are_not_timed() {
+    let directory = directory("short");
+    let words = ["--runs", "2", "--policies", "default", "--threshold", "1000", "--json"];
+    let unasked = |more: &[&str]| {
+        Invocation::new(env!("CARGO_BIN_EXE_dynasour"), &directory)
+            .args(["guards"])
+            .args(words)
+            .args(more)
+            .args(["--", "/bin/true"])
+            .run()
+    };
+    let seconds = |outcome: &Outcome| {
+        assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
+        let found: Value = serde_json::from_slice(&outcome.stdout).expect("JSON");
+        assert!(found["policies"][0]["counts"]["traces"].as_u64().expect("a number") > 0);
+        found["policies"][0]["seconds"].clone()
+    };
+    let outcome = unasked(&[]);
+    assert!(seconds(&outcome).is_null());
     let errors = text(&outcome.stderr);
-    assert!(errors.contains("mostly start-up; let it run at least 0.2 s"), "{errors}");
+    assert!(errors.contains("too short to time") && errors.contains("at least 0.2 s"), "{errors}");
+    assert!(!seconds(&unasked(&["--short"])).is_null());
+    refused(&unasked(&["--chaos-sweep"]), &["too short to time", "--short"]);
 }
 
 #[test]

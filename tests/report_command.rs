@@ -243,9 +243,11 @@ fn studies_become_plots() {
     let directory = directory("studies");
     let guest = guest(&directory, "work");
     let policies = ["--policies", "eager,default", "--no-deopt-cost", "--threshold", "1000"];
-    let guards = [&["guards", "--json", "--runs", "2"], &policies[..], &["--", &guest]].concat();
+    let guards =
+        [&["guards", "--short", "--json", "--runs", "2"], &policies[..], &["--", &guest]].concat();
     let guards = saved(&directory, "guards", &guards);
-    let sweep = ["guards", "--json", "--chaos-sweep", "--rates", "10,100", "--runs", "2"];
+    let sweep =
+        ["guards", "--short", "--json", "--chaos-sweep", "--rates", "10,100", "--runs", "2"];
     let sweep = [&sweep[..], &["--threshold", "1000", "--", &guest]].concat();
     let sweep = saved(&directory, "sweep", &sweep);
     let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/suites/kernels.toml");

@@ -47,8 +47,9 @@ const ENOUGH_DEOPTS: u64 = 5_000;
 pub fn run(session: &Session, expected: &Sample) -> Result<Report> {
     let policies = chosen(&session.args.policies);
     let rounds = &session.args.rounds;
-    let runs = rounds.expected();
-    let costs = if session.args.no_deopt_cost { 0 } else { COST_ROUNDS };
+    let is_timed = session.is_timed(expected);
+    let runs = if is_timed { rounds.expected() } else { 0 };
+    let costs = if session.args.no_deopt_cost || !is_timed { 0 } else { COST_ROUNDS };
     let each = 1 + runs + 2 * runs.min(costs as u64);
     session.bar.set_length(2 + runs + policies.len() as u64 * each);
     let mut rows: Vec<Row> = policies.iter().map(|p| Row::new(p.name(), p.about())).collect();
@@ -86,7 +87,7 @@ pub fn run(session: &Session, expected: &Sample) -> Result<Report> {
     }
     let mut native = Vec::new();
     let mut counter = rounds.begin();
-    while let Some(round) = counter.next(|| uncertainty(&rows, &native)) {
+    while is_timed && let Some(round) = counter.next(|| uncertainty(&rows, &native)) {
         session.bar.set_message("native");
         native.push(session.clock(&session.run_once(&session.guest)?));
         for i in 0..rows.len() {

@@ -110,6 +110,9 @@ pub struct GuardsArgs {
     /// The program's standard input [default: /dev/null]
     #[arg(long, visible_alias = "input", value_name = "FILE")]
     stdin: Option<PathBuf>,
+    /// Time a program, too, that takes less than 20 ms natively, which is mostly start-up
+    #[arg(long)]
+    short: bool,
     /// Do not measure the cost of a deoptimisation under each policy
     #[arg(long)]
     no_deopt_cost: bool,
@@ -412,7 +415,12 @@ impl<'a> Session<'a> {
         (native.cpu < START_UP).then_some(LONG_ENOUGH)
     }
 
-    /// The native output and status, after two native runs agreed.
+    /// Are there to be timed runs? Those of a program that is too short would say nothing.
+    fn is_timed(&self, native: &Sample) -> bool {
+        self.args.short || self.native_seconds_to_try(native).is_none()
+    }
+
+    /// The native output and status, after two native runs agreed. Says if the program is too short to time.
     fn expected(&self) -> Result<Sample> {
         self.bar.set_message("native");
         let (first, second) = (self.run_once(&self.guest)?, self.run_once(&self.guest)?);
@@ -433,15 +441,17 @@ impl<'a> Session<'a> {
                  can be compared"
             );
         }
-        if let Some(seconds) = self.native_seconds_to_try(&first) {
-            self.bar.suspend(|| {
-                let milliseconds = first.cpu * 1e3;
-                let longer = (seconds / first.cpu.max(1e-3)).ceil();
-                eprintln!(
-                    "dynasour: {program}: {milliseconds:.0} ms natively: the measurement is mostly \
-                     start-up; let it run at least {seconds:.1} s, about {longer:.0} times as long"
-                );
-            });
+        if let Some(seconds) = self.native_seconds_to_try(&first).filter(|_| !self.args.short) {
+            let milliseconds = first.cpu * 1e3;
+            let longer = (seconds / first.cpu.max(1e-3)).ceil();
+            let refusal = format!(
+                "{program} is too short to time: of {milliseconds:.0} ms natively most is start-up; let it run \
+                 at least {seconds:.1} s, about {longer:.0} times as long, or time it nonetheless with --short"
+            );
+            if self.args.chaos_sweep {
+                bail!("{refusal}");
+            }
+            self.bar.suspend(|| eprintln!("dynasour: {refusal}"));
         }
         if !first.status.success() {
             self.bar.suspend(|| {
