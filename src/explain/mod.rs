@@ -17,7 +17,6 @@
 //! | [`disassembly`] | guest instructions as text |
 //! | [`source_lines`] | the source lines of guest instructions |
 //! | [`passes`] | the IR before and after each pass |
-//! | [`origins`] | for which guest instruction each line of the IR is |
 //! | [`native`] | the native code, with the purpose of each instruction |
 //! | [`screen`], [`heads`] | the first screen, and its table of heads |
 //! | [`text`], [`paint`] | parts of versions, and colours |
@@ -43,7 +42,6 @@ mod heat;
 mod locate;
 pub mod model;
 pub mod native;
-mod origins;
 pub mod output;
 pub mod paint;
 mod passes;

@@ -7,11 +7,11 @@
 //! No data, no lock. Example: the pass `dce` has removed one instruction; [`difference`] of the two
 //! texts has one [`Edit::Gone`] among lines that are the [`Edit::Same`].
 
-use super::origins::Origins;
 use dynasour_ir::opt::OptOptions;
 use dynasour_ir::text;
 use dynasour_runtime::config::placement;
 use dynasour_runtime::observe::census::{Census, Detail};
+use dynasour_runtime::observe::guest_code::Origins;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;

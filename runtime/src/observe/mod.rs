@@ -7,6 +7,7 @@
 //! | [`certificate`] | what `--verify-traces` and `--prove-traces` have shown |
 //! | [`channel`], [`events`], [`counters`] | what a program is told that has started the guest |
 //! | [`describe`] | paths and guards in the terms of a census |
+//! | [`guest_code`] | for which guest instruction each line of a version is |
 //! | [`ledger`] | the records of a counting run, from which a census is made |
 //! | [`linker`] | where the guest's dynamic linker lies, which is counted apart |
 //! | [`profile`] | the time that each thread spends in each phase, and samples of native code |
@@ -21,6 +22,7 @@ pub mod channel;
 pub mod counters;
 pub(crate) mod describe;
 pub mod events;
+pub mod guest_code;
 pub(crate) mod ledger;
 pub(crate) mod linker;
 pub(crate) mod perf_map;

@@ -25,10 +25,11 @@ use crate::observe::attempts::Outcome;
 use crate::observe::census::CompileTimes;
 use crate::observe::certificate::{Certificate, Proof};
 use crate::observe::events;
+use crate::observe::guest_code::Origins;
 use crate::observe::ledger::{BuiltText, Made};
 use crate::observe::linker;
 use crate::observe::profile::{Phase, during};
-use crate::observe::watch::{GuestPcs, Sources};
+use crate::observe::watch::GuestPcs;
 use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
 use dynasour_emitter::{EmitError, EntryState, ExitId};
 use dynasour_ir::opt::{self, OptOptions, OptStats, Shape};
@@ -70,7 +71,7 @@ pub struct Plan {
     /// What the code is to be compared with.
     original: Option<Original>,
     /// For which guest instructions its version was built, if its source lines are wanted.
-    sources: Option<Sources>,
+    origins: Option<Origins>,
 }
 
 /// A version before the passes, and what they were told.
@@ -176,7 +177,7 @@ impl Fragments {
             certificates: [None; 2],
             proofs: [None, None],
             original: None,
-            sources: None,
+            origins: None,
         })
     }
 
@@ -199,8 +200,9 @@ impl Fragments {
         if !self.pays(code.cost(), path, &plan) {
             return Err(Failure::Refused(AbortReason::NoGain));
         }
-        let pcs = plan.sources.as_ref().map_or_else(GuestPcs::default, |sources| {
-            GuestPcs::of(code.positions(), &sources.pcs(version))
+        let pcs = plan.origins.take().map_or_else(GuestPcs::default, |mut origins| {
+            origins.after(version);
+            GuestPcs::of(code.positions(), &origins.of_last())
         });
         let guards = telling::guards(version, &code);
         let placing = Instant::now();
@@ -320,7 +322,7 @@ impl Plan {
             built.map_err(|e| Failure::Refused(e.0))?;
         self.assumptions = assumptions;
         self.times.build = nanoseconds(building);
-        self.sources = config.jitdump.as_ref().map(|_| Sources::of(&version, &pcs));
+        self.origins = config.jitdump.as_ref().map(|_| Origins::built(&version, &pcs));
         self.built = config
             .count
             .as_ref()

@@ -33,7 +33,7 @@ use crate::observe::census::{self, Image};
 use crate::observe::perf_map::NamedCode;
 use dynasour_guest::symbols::Symbols;
 use gdb::Gdb;
-pub use guest_pcs::{GuestPcs, Sources};
+pub use guest_pcs::GuestPcs;
 use jitdump::Jitdump;
 pub use jitdump::path;
 use source_lines::SourceLines;

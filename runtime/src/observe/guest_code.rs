@@ -5,7 +5,8 @@
 //! guest instruction as the one that it is a copy of (the same operation, in the same order), or else as its
 //! first operand.
 //!
-//! Data: [`Origins`]. No lock.
+//! Data: [`Origins`], of one trace. **Callers.** `explain`, after each pass; the watchers, once for the version that is
+//! compiled. No lock.
 //!
 //! Example: `v21 = add.i64 v18, v19` was built for the `add` at 0x111cb. The copy `v33 = add.i64 v2, v7` of
 //! the pass `peel` is for the same.
@@ -15,7 +16,7 @@ use similar::{Algorithm, DiffOp, capture_diff_slices};
 use std::collections::{BTreeMap, HashMap};
 
 /// What the IR of one trace is for.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Origins {
     /// Guest addresses by the beginning of a line: the number of its value, or the whole line of an
     /// instruction that defines none.
@@ -38,7 +39,7 @@ impl Origins {
         origins
     }
 
-    /// After another pass.
+    /// After another pass, or several.
     pub fn after(&mut self, version: &Version) {
         let mut found: HashMap<(usize, usize), u64> = HashMap::new();
         for (b, block) in version.blocks.iter().enumerate() {
