@@ -112,44 +112,34 @@ mod tests {
     /// A loop that hashes with `op`, and the same regrouped; the regrouped one passes `first` and `neutral` to its head,
     /// and is at `later` after an iteration.
     fn regrouped(op: &str, [first, neutral, later]: [&str; 3]) -> Outcome {
-        let text = format!(
-            "region 0x1000 {{
-  version t1 {{
+        let version = |name: &str, [args, params, joined, next]: [&str; 4]| {
+            format!(
+                "  version {name} {{
     anchor a0 = base.0x1000 [rax = v3, rcx = v4]
     anchor a1 = base.0x1010 [rax = v7, rcx = v8]
     b0(v0: i64 = rax, v1: i64 = rcx, v2: i64 = rdx):
-      jump b1(v0, v1)
-    b1(v3: i64, v4: i64):
+      jump b1({args})
+    b1({params}):
       poll else a0
-      v5 = {op}.i64 v3, v4
+{joined}
       v6 = mul.i64 v5, v2
       v9 = shr.i64 v5, 7
       v7 = {op}.i64 v6, v9
       v8 = sub.i64 v4, 1
       v10 = ne.i64 v8, 0
       assume v10 else a1
-      jump b1(v7, v8)
+      jump b1({next})
   }}
-  version t2 {{
-    anchor a0 = base.0x1000 [rax = v3, rcx = v4]
-    anchor a1 = base.0x1010 [rax = v7, rcx = v8]
-    b0(v0: i64 = rax, v1: i64 = rcx, v2: i64 = rdx):
-      jump b1(v0, v1, {first}, {neutral})
-    b1(v3: i64, v4: i64, v11: i64, v12: i64):
-      poll else a0
-      v13 = {op}.i64 v12, v4
-      v5 = {op}.i64 v11, v13
-      v6 = mul.i64 v5, v2
-      v9 = shr.i64 v5, 7
-      v7 = {op}.i64 v6, v9
-      v8 = sub.i64 v4, 1
-      v10 = ne.i64 v8, 0
-      assume v10 else a1
-      jump b1(v7, v8, v6, {later})
-  }}
-}}
 "
-        );
+            )
+        };
+        let params = "v3: i64, v4: i64, v11: i64, v12: i64";
+        let joined = format!("      v13 = {op}.i64 v12, v4\n      v5 = {op}.i64 v11, v13");
+        let (args, next) = (format!("v0, v1, {first}, {neutral}"), format!("v7, v8, v6, {later}"));
+        let plain = format!("      v5 = {op}.i64 v3, v4");
+        let one = version("t1", ["v0, v1", "v3: i64, v4: i64", &plain, "v7, v8"]);
+        let two = version("t2", [&args, params, &joined, &next]);
+        let text = format!("region 0x1000 {{\n{one}{two}}}\n");
         let file = text::file(&text).unwrap_or_else(|e| panic!("{e}"));
         let [one, two] = [0, 1].map(|i| &file.regions[0].versions[i]);
         let claim = Claim { right: Right::Trace(one), version: two, constants: &[] };
