@@ -169,6 +169,8 @@
 //! * *Hosts with several threads.* The new process has one thread, the one that ran the session. A lock that another
 //!   thread held at the fork is never released there. The C library's allocator is safe; passes and policies must not
 //!   take locks that other threads of the host take (nor print to standard output through Rust's lock).
+//! * *Panics.* The first session puts a hook before the host's: a panic in a guest's process is reported without a lock,
+//!   one in the host goes to the host's hook.
 //! * *Descriptors.* Those of the host that execve would close are closed before the guest starts, so passes and
 //!   policies cannot write to the host's files. Those that are not closed on execve are the guest's, too.
 //! * *Memory.* What the host has mapped at the fork stays mapped, and is hidden from the guest. In a host thread other

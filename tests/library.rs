@@ -335,6 +335,23 @@ fn a_slow_subscriber_loses_nothing() {
     assert_eq!(deopts, all(&outcome, "deopts"));
 }
 
+/// A thread that panics holds a lock of the standard library's, perhaps while another one forks.
+#[test]
+fn threads_of_the_host_may_panic_meanwhile() {
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                assert!(std::panic::catch_unwind(|| panic!("in the host")).is_err());
+            }
+        });
+        let runs = || Session::builder("true").run().is_ok_and(|ran| ran.status.success());
+        let all = (0..20).all(|_| runs());
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(all);
+    });
+}
+
 #[test]
 fn a_subscriber_that_panics_ends_the_guest() {
     let directory = directory("panics");

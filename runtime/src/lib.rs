@@ -31,6 +31,7 @@ mod protection_keys;
 mod start;
 mod sync;
 
+pub use dynasour_emitter::silence_allocator;
 pub use start::{RunError, run};
 
 #[cfg(test)]

@@ -28,7 +28,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 
 /// The highest number of a signal (signal(7)).
 const MAX_SIGNAL: i32 = 64;
@@ -36,6 +37,9 @@ const MAX_SIGNAL: i32 = 64;
 pub(super) const NOT_RUNNABLE: i32 = 126;
 /// Descriptors that are looked at where there is no `/proc` (guess).
 const DESCRIPTORS: i32 = 1024;
+
+/// Is this process one that a session has made?
+static IS_GUEST: AtomicBool = AtomicBool::new(false);
 
 unsafe extern "C" {
     static mut environ: *const *const libc::c_char;
@@ -73,7 +77,7 @@ impl<'p> Start<'p> {
     pub(super) fn run(mut self, sender: Sender, with_events: bool) -> ! {
         let status = catch_unwind(AssertUnwindSafe(|| {
             reset_signals();
-            std::panic::set_hook(Box::new(report_panic));
+            IS_GUEST.store(true, Ordering::Relaxed);
             events::connect(sender, with_events);
             let (status, why) = match self.become_guest() {
                 Ok(never) => match never {},
@@ -146,6 +150,26 @@ impl<'p> Start<'p> {
         }
         Ok(())
     }
+}
+
+/// Makes panics in the processes of sessions go to [`report_panic`], and those of the host where they went before. The
+/// hook is set here, because a thread of the host that panics during the fork holds the lock of the hook for ever in the
+/// new process.
+pub(super) fn hook_panics() {
+    static ONCE: Once = Once::new();
+    // A thread that panics cannot take the hook.
+    if std::thread::panicking() {
+        return;
+    }
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| match IS_GUEST.load(Ordering::Relaxed) {
+            true => report_panic(panic),
+            false => before(panic),
+        }));
+        // The start of a guest would set this hook.
+        dynasour_runtime::silence_allocator();
+    });
 }
 
 /// Reports a panic of a policy's or of dynasour's own, without a lock that a thread of the host may have held. A pass's is

@@ -86,6 +86,7 @@ impl<'s> Session<'s> {
         if let Some(counters) = &self.counters {
             counters.reset();
         }
+        guest::hook_panics();
         let guest = Guest::fork(|| start.run(sender, self.subscriber.is_some()))?;
         let (status, said) = self.follow(guest, receiver)?;
         if let Some((status, why)) = said.not_started {

@@ -12,6 +12,7 @@ use crate::codegen::mach::{MFunc, preg};
 use regalloc2::{Algorithm, MachineEnv, Output, PReg, RegallocOptions};
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
+use std::sync::Once;
 
 /// All general registers but the stack pointer.
 const ALLOCATABLE: u16 = !(1 << 4);
@@ -65,14 +66,17 @@ thread_local! {
 }
 
 /// From now on caught panics of the register allocator print nothing: standard error is the
-/// guest's. Others are reported as before. To be called once, at the start of the process.
+/// guest's. Others are reported as before. Calls after the first do nothing.
 pub fn silence_allocator() {
-    let report = panic::take_hook();
-    panic::set_hook(Box::new(move |info| {
-        if !IS_QUIET.get() {
-            report(info);
-        }
-    }));
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let report = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !IS_QUIET.get() {
+                report(info);
+            }
+        }));
+    });
 }
 
 /// Runs `f`, which may panic; see [`silence_allocator`].
