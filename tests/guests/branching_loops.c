@@ -114,7 +114,9 @@ static void tick(int signo) {
     ticks++;
 }
 
-/* Only a signal ends it, on whichever way it finds the loop. */
+static volatile uint64_t sink;
+
+/* Only a signal ends it, on whichever way it finds the loop, perhaps before the first round. */
 static void until_a_signal(void) {
     sig_atomic_t before = ticks;
     uint64_t a = 0, b = 0;
@@ -124,7 +126,7 @@ static void until_a_signal(void) {
         else if (x & 2) b ^= x;
         else a *= 3;
     }
-    if (a == b) puts("unlikely");
+    sink = a + b;
 }
 
 int main(int argc, char **argv) {
