@@ -6,7 +6,6 @@ use dynasour_testkit::scratch;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 const SUITES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/suites");
@@ -334,8 +333,7 @@ fn the_script_for_slurm_measures_the_shard_of_its_task() {
     }
 }
 
-/// Two launchers whose figures are known: one spends time before the program and no more in it, the other runs the program
-/// twice. Times are of the processor and in wide bounds: what is asserted is the arithmetic.
+/// The figures of two lengths follow from the times of the runs.
 #[test]
 fn steady_state_is_told_from_warm_up() {
     let directory = directory("steady");
