@@ -8,8 +8,8 @@
 
 use clap::Args;
 use dynasour_runtime::config::{
-    CompileThreads, EntryCheck, Placement, RaceMode, Returns, Sampling, Tier, parse_pass,
-    parse_trace_pass, placement,
+    CompileThreads, EntryCheck, NATIVE_HEAD_THRESHOLD, Placement, RaceMode, Returns, Sampling,
+    Tier, parse_pass, parse_trace_pass, placement,
 };
 use std::ffi::OsString;
 
@@ -106,6 +106,24 @@ impl MachineArgs {
             compile_threads: None,
             iterations: None,
         }
+    }
+
+    /// The threshold of [`MachineArgs::counting`]. From its own one on, `full` would choose among traces.
+    pub fn counting_threshold(&self) -> u32 {
+        let highest = self.tier.head_threshold().min(NATIVE_HEAD_THRESHOLD - 1);
+        self.threshold.unwrap_or(highest)
+    }
+
+    /// The same machine for runs that are compared by counts: all executions of heads count, and all traces are
+    /// kept, so that nothing depends on time.
+    pub fn counting(&self) -> MachineArgs {
+        let mut machine = self.clone();
+        machine.threshold = Some(self.counting_threshold());
+        if self.tier != Tier::Direct {
+            // Executions are counted, so nothing is sampled.
+            (machine.sample, machine.sample_hz) = (Sampling::default(), None);
+        }
+        machine
     }
 
     /// When threads are sampled.

@@ -1,4 +1,5 @@
-//! Where results go: standard output, and files that are opened before anything is measured.
+//! Where results go: standard output, and files that are opened before anything is measured. `explain` and `report`
+//! write by an [`Output`], too.
 //!
 //! Data: a [`Sink`] is a form and a place. JSON Lines and comma-separated values are written row by
 //! row as rows are measured, the other forms at the end.
@@ -60,22 +61,38 @@ impl Output {
         Ok(Output { path: Some(path.to_path_buf()), to, created, written: false })
     }
 
+    /// The file's path; none of standard output.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// The file to write to, emptied before the first time.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn file(&mut self) -> std::io::Result<&File> {
+        let is_first = !std::mem::replace(&mut self.written, true);
+        if is_first && self.to.metadata()?.is_file() {
+            self.to.set_len(0)?;
+        }
+        Ok(&self.to)
+    }
+
     /// Appends to what was written so far.
     ///
     /// # Errors
     /// The system's, with the name of the file.
     pub fn write(&mut self, text: &str) -> Result<()> {
-        let empty = !std::mem::replace(&mut self.written, true);
-        let mut write = || -> std::io::Result<()> {
-            if empty && self.to.metadata()?.is_file() {
-                self.to.set_len(0)?;
-            }
-            self.to.write_all(text.as_bytes())
-        };
-        write().with_context(|| match &self.path {
+        let written = self.file().and_then(|mut file| file.write_all(text.as_bytes()));
+        written.with_context(|| self.cannot_write())
+    }
+
+    /// The message of a failed write.
+    pub fn cannot_write(&self) -> String {
+        match &self.path {
             Some(path) => format!("cannot write {}", path.display()),
             None => RESULTS.to_string(),
-        })
+        }
     }
 }
 

@@ -31,7 +31,7 @@
 //! exit status.
 //!
 //! ```text
-//! dynasour explain -- ls     dynasour run --stats-json FILE -- ls; dynasour run --threshold 25000 --count FILE -- ls
+//! dynasour explain -- ls     dynasour run --stats-json FILE -- ls; dynasour run --threshold 24999 --count FILE -- ls
 //! ```
 
 mod counting;
@@ -57,7 +57,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use counting::{Counted, Plan, Uncounted, ended};
 use dynasour_guest::symbols::Symbols;
-use dynasour_runtime::config::{NATIVE_HEAD_THRESHOLD, RaceMode, Sampling, Tier};
+use dynasour_runtime::config::{NATIVE_HEAD_THRESHOLD, RaceMode, Tier};
 use model::{Explainer, Record, Wanted};
 use output::{Output, Terminal};
 use paint::{Paint, When};
@@ -172,18 +172,15 @@ pub fn run(args: &ExplainArgs) -> Result<c_int> {
     if !args.schema {
         args.check()?;
     }
-    let output = Output::open(args.output.as_deref(), args.force)?;
-    let explained = match args.schema {
-        true => schema(&output),
-        false => explain(args, &output),
-    };
-    if explained.is_err() {
-        output.discard();
+    let mut output = Output::open(args.output.as_deref(), args.force)?;
+    match args.schema {
+        true => schema(&mut output)?,
+        false => explain(args, &mut output)?,
     }
-    explained.map(|()| 0)
+    Ok(0)
 }
 
-fn schema(output: &Output) -> Result<()> {
+fn schema(output: &mut Output) -> Result<()> {
     let schema = schemars::schema_for!(Record);
     output.write(|out| {
         serde_json::to_writer_pretty(&mut *out, &schema)?;
@@ -191,7 +188,7 @@ fn schema(output: &Output) -> Result<()> {
     })
 }
 
-fn explain(args: &ExplainArgs, output: &Output) -> Result<()> {
+fn explain(args: &ExplainArgs, output: &mut Output) -> Result<()> {
     let (uncounted, counted) = args.runs()?;
     let census = &counted.census;
     let symbols = Symbols::read(census.images.iter().cloned().map(Into::into));
@@ -294,15 +291,6 @@ impl ExplainArgs {
 
     /// Runs the program.
     fn runs(&self) -> Result<(Option<Uncounted>, Counted)> {
-        let mut counting = self.machine.clone();
-        // Always passed, so that the result does not depend on timing. From its default on, `full` would make
-        // only those traces that promise to be faster.
-        let default = counting.tier.head_threshold().min(NATIVE_HEAD_THRESHOLD - 1);
-        counting.threshold = Some(counting.threshold.unwrap_or(default));
-        if counting.tier == Tier::Full {
-            // Executions are counted, so nothing is sampled.
-            (counting.sample, counting.sample_hz) = (Sampling::default(), None);
-        }
         let options = |machine: &MachineArgs| {
             let mut options = machine.options();
             options.extend(self.traces.options());
@@ -312,7 +300,7 @@ impl ExplainArgs {
         };
         let plan = Plan {
             options: options(&self.machine),
-            counting: options(&counting),
+            counting: options(&self.machine.counting()),
             discard: self.discard_output,
             input: Input::new(self.runs_twice())?,
             command: &self.command,

@@ -1,19 +1,18 @@
 //! Where a result goes: a file, standard output, or a pager; and how wide it may be.
 //!
-//! Data: [`Output`], an open file. [`Terminal`], what the output can show.
+//! Data: [`Output`], an open file ([`crate::bench::output`]). [`Terminal`], what the output can show.
 //!
 //! Invariants: the file is opened before a guest starts, and an existing one keeps its contents until the
-//! result is there. If there is no result, a file that was made for it is removed. A reader that ends
-//! early is no error. No lock: one thread writes.
+//! result is there. If there is no result, a file that was made for it is removed when the output is
+//! dropped. A reader that ends early is no error. No lock: one thread writes.
 //!
 //! Example: `dynasour explain ./a.out` on a terminal with 40 lines: a text of 60 lines goes to
 //! `less -FRX`, one of 30 directly to the terminal.
 
-use anyhow::{Context, Result, bail};
-use std::fs::{File, OpenOptions};
+use crate::bench::output;
+use anyhow::{Context, Result};
 use std::io::{BufWriter, ErrorKind, IsTerminal, Write};
-use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Columns of a text that goes to no terminal.
@@ -24,64 +23,33 @@ const NARROWEST: usize = 40;
 const PAGER: &str = "less -FRX";
 
 /// Where a result goes.
-pub struct Output {
-    file: File,
-    /// None for standard output.
-    path: Option<PathBuf>,
-    /// Did this command make the file?
-    is_new: bool,
-}
+pub struct Output(output::Output);
 
 impl Output {
     /// Opens a file, or standard output for none.
     ///
     /// # Errors
-    /// The file exists and `force` is not given, or it cannot be written.
+    /// The file has contents and `force` is not given, or it cannot be written.
     pub fn open(path: Option<&Path>, force: bool) -> Result<Output> {
-        let Some(path) = path else {
-            let stdout = std::io::stdout().as_fd().try_clone_to_owned();
-            let file = File::from(stdout.context("cannot use standard output")?);
-            return Ok(Output { file, path: None, is_new: false });
-        };
-        let is_new = !path.exists();
-        let opened = OpenOptions::new().write(true).create(force).create_new(!force).open(path);
-        match opened {
-            Ok(file) => Ok(Output { file, path: Some(path.to_path_buf()), is_new }),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                bail!("{} exists; --force overwrites it", path.display())
-            }
-            Err(error) => Err(error).with_context(|| format!("cannot write {}", path.display())),
-        }
+        path.map_or_else(output::Output::stdout, |path| output::Output::open(path, force))
+            .map(Output)
     }
 
     /// The file; none for standard output.
     pub fn path(&self) -> Option<&Path> {
-        self.path.as_deref()
+        self.0.path()
     }
 
     /// Writes what `make` writes.
     ///
     /// # Errors
     /// That of `make`, or the file cannot be written.
-    pub fn write(&self, make: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
-        let name = || match &self.path {
-            Some(path) => format!("cannot write {}", path.display()),
-            None => "cannot write to standard output".to_string(),
-        };
-        if self.path.is_some() && self.file.metadata().is_ok_and(|about| about.is_file()) {
-            self.file.set_len(0).with_context(name)?;
-        }
-        let mut out = BufWriter::new(&self.file);
-        match make(&mut out).and_then(|()| out.flush().with_context(name)) {
+    pub fn write(&mut self, make: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
+        let name = self.0.cannot_write();
+        let mut out = BufWriter::new(self.0.file().with_context(|| name.clone())?);
+        match make(&mut out).and_then(|()| out.flush().context(name)) {
             Err(error) if is_closed(&error) => Ok(()),
             written => written,
-        }
-    }
-
-    /// There is no result: leaves nothing behind.
-    pub fn discard(&self) {
-        if let (Some(path), true) = (&self.path, self.is_new) {
-            let _ = std::fs::remove_file(path);
         }
     }
 
@@ -89,12 +57,12 @@ impl Output {
     ///
     /// # Errors
     /// The text cannot be written.
-    pub fn show(&self, text: &str, terminal: &Terminal, pages: bool) -> Result<()> {
+    pub fn show(&mut self, text: &str, terminal: &Terminal, pages: bool) -> Result<()> {
         let is_long = terminal.height.is_some_and(|height| text.lines().count() > height);
-        if self.path.is_none() && pages && is_long && page(text) {
+        if self.path().is_none() && pages && is_long && page(text) {
             return Ok(());
         }
-        self.write(|out| out.write_all(text.as_bytes()).context("cannot write to standard output"))
+        self.write(|out| Ok(out.write_all(text.as_bytes())?))
     }
 }
 
@@ -143,7 +111,7 @@ pub struct Terminal {
 impl Terminal {
     /// Of an output.
     pub fn of(output: &Output) -> Terminal {
-        let size = match &output.path {
+        let size = match output.path() {
             None if std::io::stdout().is_terminal() => terminal_size::terminal_size(),
             _ => None,
         };
@@ -211,13 +179,13 @@ mod tests {
     fn a_result_that_is_not_there_leaves_nothing() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("x");
-        Output::open(Some(&file), false).expect("opened").discard();
+        drop(Output::open(Some(&file), false).expect("opened"));
         assert!(!file.exists());
         std::fs::write(&file, "mine").expect("written");
         assert!(Output::open(Some(&file), false).is_err());
-        let output = Output::open(Some(&file), true).expect("opened");
-        output.discard();
+        drop(Output::open(Some(&file), true).expect("opened"));
         assert_eq!(std::fs::read_to_string(&file).expect("there"), "mine");
+        let mut output = Output::open(Some(&file), true).expect("opened");
         output.write(|out| Ok(out.write_all(b"x")?)).expect("written");
         assert_eq!(std::fs::read_to_string(&file).expect("there"), "x");
     }

@@ -45,7 +45,7 @@ use crate::explain::paint::{Paint, When};
 use crate::machine::MachineArgs;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{ArgGroup, Args};
-use dynasour_runtime::config::{NATIVE_HEAD_THRESHOLD, Placement, Sampling, Tier, placement};
+use dynasour_runtime::config::{NATIVE_HEAD_THRESHOLD, Placement, Tier, placement};
 use dynasour_runtime::observe::attempts::Attempt;
 use dynasour_runtime::observe::stats::{RaceResult, RaceVerdict};
 use indicatif::ProgressBar;
@@ -368,23 +368,17 @@ impl<'a> Session<'a> {
         self.guest.argv[0].to_string_lossy().into_owned()
     }
 
-    /// `--threshold` of the runs that are compared by counts. Without one of the user's it is the
-    /// tier's; in `full` one less, because with a threshold below the tier's all traces are kept.
+    /// `--threshold` of the runs that are compared by counts.
     fn threshold(&self) -> u32 {
-        let tier = self.args.machine.tier;
-        let own = tier.head_threshold() - u32::from(tier == Tier::Full);
-        self.args.machine.threshold.unwrap_or(own)
+        self.args.machine.counting_threshold()
     }
 
     /// The options of `run` for the machine.
     fn machine(&self, purpose: Purpose) -> Vec<OsString> {
-        let mut machine = self.args.machine.clone();
-        if purpose == Purpose::Compare {
-            machine.threshold = Some(self.threshold());
-            // Nothing is sampled if all executions count.
-            (machine.sample, machine.sample_hz) = (Sampling::default(), None);
+        match purpose {
+            Purpose::Compare => self.args.machine.counting().options(),
+            Purpose::Time => self.args.machine.options(),
         }
-        machine.options()
     }
 
     /// The options of timed runs as text.

@@ -86,26 +86,14 @@ pub fn run(args: &ReportArgs) -> Result<c_int> {
         inputs.push(input::recognise(&name_of(file), &read(file)?)?);
     }
     ignore_broken_pipes();
-    let output = Output::open(Some(&*args.output).filter(|path| !is_dash(path)), args.force)?;
-    let page = explained(args).and_then(|explanation| {
-        inputs.extend(explanation);
-        page::page(&inputs)
-    });
-    let written = page.and_then(|page| {
-        output.write(|out| Ok(out.write_all(page.as_bytes())?)).map(|()| page.len())
-    });
-    match written {
-        Ok(size) => {
-            if let Some(path) = output.path() {
-                eprintln!("dynasour: {}: {} kB", path.display(), size.div_ceil(1000));
-            }
-            Ok(0)
-        }
-        Err(error) => {
-            output.discard();
-            Err(error)
-        }
+    let mut output = Output::open(Some(&*args.output).filter(|path| !is_dash(path)), args.force)?;
+    inputs.extend(explained(args)?);
+    let page = page::page(&inputs)?;
+    output.write(|out| Ok(out.write_all(page.as_bytes())?))?;
+    if let Some(path) = output.path() {
+        eprintln!("dynasour: {}: {} kB", path.display(), page.len().div_ceil(1000));
     }
+    Ok(0)
 }
 
 /// The contents of an input file.

@@ -121,7 +121,7 @@ impl Watchers {
         self.blocks.push(Waiting {
             time: jitdump::now(),
             bytes: block.bytes.to_vec(),
-            code: named(block),
+            code: named(&block),
         });
         if self.waiting >= ENOUGH {
             self.write_blocks();
@@ -136,7 +136,7 @@ impl Watchers {
         let Names { symbols, lines, .. } = &mut self.names;
         let [hot, cold] = parts;
         if let Some(gdb) = &mut self.gdb {
-            let part = |made: &Made<'_>| (named_ref(made).name(symbols), made.code.clone());
+            let part = |made: &Made<'_>| (named(made).name(symbols), made.code.clone());
             gdb.register(&[part(&hot), part(&cold)]);
         }
         if let Some(jitdump) = &mut self.jitdump {
@@ -147,7 +147,7 @@ impl Watchers {
             let lines: Vec<_> = pcs.iter().filter_map(known).collect();
             jitdump.lines(time, hot.code.start, &lines);
             for part in [&hot, &cold] {
-                let name = named_ref(part).name(symbols);
+                let name = named(part).name(symbols);
                 jitdump.load(time, part.code.start, &name, part.bytes);
             }
             jitdump.write();
@@ -191,11 +191,7 @@ impl Watchers {
     }
 }
 
-fn named(made: Made<'_>) -> NamedCode {
-    named_ref(&made)
-}
-
-fn named_ref(made: &Made<'_>) -> NamedCode {
+fn named(made: &Made<'_>) -> NamedCode {
     NamedCode { code: made.code.clone(), what: made.what.to_string(), pc: made.pc, cold: made.cold }
 }
 
