@@ -35,9 +35,9 @@ fn build(name: &str, body: &str) -> PathBuf {
     program
 }
 
-/// The most entries where samples and races bring the thread out (guess: a second of samples has some
-/// hundred, a race at most as many).
-const MOST: u64 = 20_000;
+/// The most entries where samples and races bring the thread out (guess: to copy what is executed takes
+/// some 2,500, a second of samples or races some hundred, a counter of an exit some thousand).
+const MOST: u64 = 10_000;
 
 /// The output of the program, and the number of its entries into native code.
 fn traced(program: &Path, options: &[&str], arguments: &[&str]) -> (Vec<u8>, u64) {

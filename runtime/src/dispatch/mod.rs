@@ -63,7 +63,7 @@ pub mod validation;
 mod vfork_child;
 
 use crate::changes::Code;
-use crate::config::RunConfig;
+use crate::config::{RunConfig, Sampling};
 use crate::interp::{Interp, Stop};
 use crate::kernel::process::helper;
 use crate::kernel::process::{Death, Ending, Engine, Outcome, System};
@@ -155,8 +155,10 @@ impl Dispatcher {
     /// Tells the emitter which heads copied blocks count, and up to which threshold.
     fn count_heads(&self) {
         let heads = self.native_heads();
+        let config = &self.machine.config;
+        let by_time = config.measures_paths() && !matches!(config.sampling, Sampling::Every(_));
         if let Some(mut fragments) = self.machine.fragments() {
-            fragments.count_heads(heads, self.machine.config.measures_paths());
+            fragments.count_heads(heads, by_time);
         }
     }
 

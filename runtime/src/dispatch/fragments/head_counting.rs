@@ -78,6 +78,11 @@ impl Fragments {
         self.emitter.count_heads(heads);
     }
 
+    /// Are heads counted with pauses, so that it depends on time when they are hot?
+    pub(super) fn counts_with_pauses(&self) -> bool {
+        self.counting.wanted.is_some()
+    }
+
     /// Is the head at `pc` a head because it is called?
     pub fn is_function(&self, pc: u64) -> bool {
         self.emitter.is_called(pc)

@@ -25,7 +25,6 @@
 
 use super::chaos::Forced;
 use super::head_counting::follows_call;
-use super::links::again_after;
 use super::{FragmentError, Fragments, SideRequest, perform_store};
 use crate::interp::noncanonical;
 use crate::observe::events::Reason;
@@ -320,8 +319,7 @@ impl Fragments {
             }
             Counted::Exit(exit, pc) => {
                 context.rip = pc;
-                self.emitter.set_counter(counter, again_after(policy));
-                Ok(self.counter_left(exit, policy))
+                Ok(self.counter_left(exit, counter, count, policy))
             }
         }
     }

@@ -36,6 +36,7 @@ mod verify;
 pub use stubs::StubWork;
 
 use super::{AfterNative, Arrival, FragmentError, Fragments, Role, SideRequest};
+use dynasour_emitter::blocks::{Count, CounterId};
 use dynasour_emitter::counting::Destination as Leads;
 use dynasour_emitter::{ExitId, FragmentId, StubTarget};
 use dynasour_guest::decode::Fetch;
@@ -48,10 +49,14 @@ use policy::{Destination, ExitOrigin, Origin, Rank, Scope, allowed};
 const EXITS_BEFORE_STUB: u32 = 16;
 
 /// After this many further executions a side trace is tried again for a hot exit that got none (guess:
-/// coming to the runtime then costs it nothing that matters; too many delay a trace that pays).
-pub(in crate::dispatch::fragments) fn again_after(policy: &dyn SpeculationPolicy) -> u64 {
+/// too many delay a trace that pays).
+fn again_after(policy: &dyn SpeculationPolicy) -> u64 {
     u64::from(policy.exit_threshold()).saturating_mul(20)
 }
+
+/// Ticks of the time stamp counter, some 0.8 ms at 2.5 GHz, that pass before the counter of an exit
+/// leaves again (guess: coming to the runtime takes some microseconds, so it costs no 1 %).
+const SELDOM: u64 = 1 << 21;
 
 impl Fragments {
     /// What links may lead to in this run.
@@ -213,12 +218,22 @@ impl Fragments {
         after
     }
 
-    /// The counter of an exit has run out.
+    /// The counter of an exit has run out: sets it again.
     pub(super) fn counter_left(
         &mut self,
         exit: ExitId,
+        counter: CounterId,
+        count: Count,
         policy: &dyn SpeculationPolicy,
     ) -> AfterNative {
+        // No trace may be wanted there, or none now, for as long as the guest runs.
+        let seldom = match count.ticks {
+            ticks if self.counts_with_pauses() => {
+                count.executions.saturating_mul(SELDOM) / ticks.max(1)
+            }
+            _ => 0,
+        };
+        self.emitter.set_counter(counter, again_after(policy).max(seldom));
         let taken = self.exits.count_left(exit);
         match self.origin(exit).and_then(|origin| self.end_of_loops(origin)) {
             Some(_) if !self.retired => AfterNative::Search,
