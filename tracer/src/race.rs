@@ -7,8 +7,14 @@
 //! on each side (docs/design.md, "Recording and speculation"), and the thread's processor time.
 //!
 //! Counting takes time, and on the floor it is done by a detour. The difference between the two
-//! windows of the floor is what one detour takes, and is subtracted from the first. The trace's
-//! counting is not subtracted, so an error is in favour of the floor.
+//! windows of the floor is what a second count takes. The first takes no more than that, and may take
+//! nothing, because the processor counts while it waits for something else. So it is subtracted from the
+//! first window, but only half of it if the model of costs says that the trace is faster. The trace's
+//! counting is not subtracted. In a short loop it takes nothing that matters
+//! (`emitter/src/codegen/loop_starts.rs`).
+//!
+//! What disturbs all windows of a round disturbs no difference of their times, so the error is that of the
+//! differences.
 //!
 //! The trace wins if with some certainty it is faster by more than one percent, and loses if with
 //! the same certainty it is not, after fewer rounds if that is obvious. After [`MOST_ROUNDS`] undecided
@@ -46,8 +52,6 @@ const MOST_RESTARTS: u32 = 4;
 /// A difference is obvious if it is more than this many times its error, and than so many twentieths of
 /// the floor's time (guess: of three rounds the error is known badly).
 const OBVIOUS: i64 = 4;
-/// Counting once takes at most the time of a start less one part in this many of it.
-const MOST_DETOUR: i64 = 4;
 /// The trace must be faster by more than the floor's time divided by this.
 const MARGIN: i64 = 100;
 
@@ -80,6 +84,8 @@ pub struct Judgement {
     pub verdict: Verdict,
     /// Picoseconds for a start: trace, and floor without the time of counting.
     pub times: [i64; 2],
+    /// The same for the floor as it was measured: counted once, and twice.
+    pub counted: [i64; 2],
     /// Half of the interval in which the difference of the two lies with some 95 % certainty.
     pub error: i64,
     /// Rounds.
@@ -114,12 +120,14 @@ pub struct Race {
     random: u64,
     /// The number of rounds, if it is fixed.
     fixed: Option<usize>,
+    /// The model says that the trace is faster.
+    is_promised: bool,
 }
 
 impl Race {
     /// A race that has not begun. The order of the sides follows from `seed`. It ends after `fixed`
-    /// rounds, or when the verdict is certain.
-    pub fn new(seed: u64, fixed: Option<usize>) -> Race {
+    /// rounds, or when the verdict is certain. If the model says that the trace is faster, `is_promised`.
+    pub fn new(seed: u64, fixed: Option<usize>, is_promised: bool) -> Race {
         let mut race = Race {
             order: [Side::Trace, Side::Floor, Side::FloorTwice],
             done: 0,
@@ -130,6 +138,7 @@ impl Race {
             restarts: 0,
             random: seed | 1,
             fixed,
+            is_promised,
         };
         race.shuffle();
         race
@@ -224,18 +233,38 @@ impl Race {
 
     fn judgement(&self, verdict: Verdict) -> Judgement {
         let rates = |side: Side| Rate::of(self.rounds.iter().map(|round| round[side as usize]));
-        let [trace, once, twice] = [Side::Trace, Side::Floor, Side::FloorTwice].map(rates);
-        let detour = (twice.time - once.time).clamp(0, once.time - once.time / MOST_DETOUR);
-        // The floor's time is twice that of once, less that of twice. The errors are independent.
-        let square = 4 * u128::from(once.square_error)
-            + u128::from(twice.square_error)
-            + u128::from(trace.square_error);
+        let rates = [Side::Trace, Side::Floor, Side::FloorTwice].map(rates);
+        let [trace, once, twice] = rates.each_ref().map(|rate| rate.time);
+        let detour = (twice - once).clamp(0, once);
+        let subtracted = if self.is_promised { detour / 2 } else { detour };
         Judgement {
             verdict,
-            times: [trace.time, once.time - detour],
-            error: 2 * i64::try_from(square.isqrt()).unwrap_or(i64::MAX / 8),
+            times: [trace, once - subtracted],
+            counted: [once, twice],
+            error: self.error_of(&rates),
             rounds: self.rounds.len(),
         }
+    }
+
+    /// Half of the interval of some 95 % of the difference of the two times, which is 3/2 of once, less 1/2 of
+    /// twice, or two of once, less one of twice, less the trace's: by the standard error of a sum of
+    /// ratios, to first order, times Student's t, roughly, since of few rounds the standard error is known
+    /// badly.
+    fn error_of(&self, rates: &[Rate; 3]) -> i64 {
+        const PROMISED: [i128; 3] = [-2, 3, -1];
+        const OTHER: [i128; 3] = [-2, 4, -2];
+        let factors = if self.is_promised { PROMISED } else { OTHER };
+        let n = self.rounds.len() as i128;
+        let rest = |round: &[Window; 3]| {
+            let sides = round.iter().zip(rates).zip(factors);
+            sides.map(|((window, rate), halves)| halves * rate.rest(*window)).sum::<i128>() / 2
+        };
+        let squares = self.rounds.iter().map(|round| rest(round).saturating_pow(2));
+        let sum = squares.fold(0i128, i128::saturating_add);
+        // Of n rounds, their mean has this variance.
+        let square = sum / (n * (n - 1)).max(1);
+        let error = square.isqrt() * (2 * n + 6) / n.max(1);
+        i64::try_from(error).unwrap_or(i64::MAX / 8)
     }
 }
 
@@ -251,25 +280,24 @@ struct Window {
 struct Rate {
     /// Picoseconds.
     time: i64,
-    /// The square of its standard error.
-    square_error: u64,
+    /// Starts of all windows, and the number of windows.
+    starts: i128,
+    windows: i128,
 }
 
 impl Rate {
     fn of(windows: impl Iterator<Item = Window> + Clone) -> Rate {
         let sum = |f: fn(Window) -> u64| windows.clone().map(|w| i128::from(f(w))).sum::<i128>();
         let (starts, picoseconds) = (sum(|w| w.starts).max(1), 1000 * sum(|w| w.nanoseconds));
-        let time = picoseconds / starts;
-        // The error of a ratio of sums, to first order.
-        let rest = |w: Window| 1000 * i128::from(w.nanoseconds) - time * i128::from(w.starts);
-        let squares: i128 =
-            windows.clone().map(|w| rest(w).checked_pow(2).unwrap_or(i128::MAX / 64)).sum();
-        let n = windows.count() as i128;
-        let square = squares / (n - 1).max(1) * n / (starts * starts);
-        Rate {
-            time: i64::try_from(time).unwrap_or(i64::MAX / 8),
-            square_error: u64::try_from(square).unwrap_or(u64::MAX).min(u64::MAX / 4),
-        }
+        let time = i64::try_from(picoseconds / starts).unwrap_or(i64::MAX / 8);
+        Rate { time, starts, windows: windows.count() as i128 }
+    }
+
+    /// By how many picoseconds for a start of an average window this window took longer.
+    fn rest(&self, window: Window) -> i128 {
+        let more = 1000 * i128::from(window.nanoseconds)
+            - i128::from(self.time) * i128::from(window.starts);
+        more * self.windows / self.starts
     }
 }
 
@@ -280,7 +308,10 @@ mod tests {
     /// Runs a race in which a start takes these picoseconds on each side, with noise of this many
     /// percent.
     fn race(times: [u64; 3], noise: u64) -> Judgement {
-        let mut race = Race::new(7, None);
+        race_of(Race::new(7, None, true), times, noise)
+    }
+
+    fn race_of(mut race: Race, times: [u64; 3], noise: u64) -> Judgement {
         let mut random = 12345u64;
         loop {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -306,11 +337,30 @@ mod tests {
 
     #[test]
     fn the_detour_is_no_gain() {
-        // The floor takes 1 ns, and counting another 2.
-        let judged = race([1_500, 3_000, 5_000], 1);
+        // The floor takes 1 to 3 ns, and counting up to another 2.
+        let judged = race([2_200, 3_000, 5_000], 1);
         assert_eq!(judged.verdict, Verdict::Floor, "{judged:?}");
-        assert!((900..1100).contains(&judged.times[1]), "{judged:?}");
-        assert_eq!(race([500, 3_000, 5_000], 1).verdict, Verdict::Trace);
+        assert!((1900..2100).contains(&judged.times[1]), "{judged:?}");
+        assert_eq!(race([1_800, 3_000, 5_000], 1).verdict, Verdict::Trace);
+        let judged = race_of(Race::new(7, None, false), [1_800, 3_000, 5_000], 1);
+        assert_eq!(judged.verdict, Verdict::Floor, "nobody says that it is faster: {judged:?}");
+    }
+
+    #[test]
+    fn what_disturbs_all_sides_alike_is_no_error() {
+        let mut race = Race::new(7, None, true);
+        let judged = loop {
+            let time = [90, 100, 101][race.side() as usize];
+            // Every other round takes twice as long.
+            let factor = 1 + race.rounds.len() as u64 % 2;
+            match race.measured(1000, 1000 * time * factor) {
+                Next::Ended(judgement) => break judgement,
+                Next::Extend => panic!("enough starts"),
+                Next::Window(_) => {}
+            }
+        };
+        assert_eq!(judged.verdict, Verdict::Trace, "{judged:?}");
+        assert!(judged.error < judged.times[1] / 10, "{judged:?}");
     }
 
     #[test]
@@ -330,7 +380,7 @@ mod tests {
 
     #[test]
     fn a_region_that_is_not_hot_any_more_is_not_judged() {
-        let mut race = Race::new(1, None);
+        let mut race = Race::new(1, None, true);
         let mut extended = 0;
         let judged = loop {
             match race.measured(1, 4_000_000) {
@@ -345,7 +395,7 @@ mod tests {
     #[test]
     fn a_fixed_number_of_rounds_is_kept() {
         for (time, verdict) in [(500, Verdict::Trace), (1000, Verdict::Floor)] {
-            let mut race = Race::new(5, Some(2));
+            let mut race = Race::new(5, Some(2), true);
             let judged = loop {
                 let side = race.side();
                 let nanoseconds = if side == Side::Trace { 1000 * time } else { 1_000_000 };
@@ -360,7 +410,7 @@ mod tests {
 
     #[test]
     fn every_round_has_every_side() {
-        let mut race = Race::new(3, None);
+        let mut race = Race::new(3, None, true);
         for _ in 0..LEAST_ROUNDS - 1 {
             let mut seen = [false; 3];
             for _ in 0..3 {

@@ -4,12 +4,12 @@
 //! A *gate* is code in front of a place's block, as a counter is ([`super::head_counters`]), but it
 //! never leaves. It adds one to a word of data memory if the guest starts the iteration that is
 //! counted, and goes on to the block, all registers and flags in place. Counting takes time itself;
-//! how much is measured by counting twice, the second time in a word that nobody reads:
+//! how much is measured by counting twice, the second time nothing, or in a word that nobody reads:
 //!
 //! ```text
 //!  count                       one more start
 //!  rcx = [twice]; jrcxz ──┐    is counting to be measured?
-//!  count                  │    in another word
+//!  count nothing          │
 //!  jmp block           ◄──┘
 //! ```
 //!
@@ -48,7 +48,21 @@ pub(crate) enum RaceWord {
 /// The number of [`RaceWord`]s.
 pub(crate) const RACE_WORDS: usize = 5;
 
+/// The number of words for loops that count by themselves ([`crate::codegen::loop_starts`]), until the cache is
+/// flushed (guess: a word of each trace that races; later loops count in the race's own words).
+pub(crate) const LOOP_WORDS: usize = 4096;
+
 impl Blocks {
+    /// See [`super::head_counters::Heads::new_loop_word`].
+    pub(crate) fn new_loop_word(&mut self) -> Option<u64> {
+        self.heads.new_loop_word()
+    }
+
+    /// See [`super::head_counters::Heads::loop_word`].
+    pub(crate) fn read_loop_word(&self, address: u64) -> u64 {
+        self.heads.loop_word(address)
+    }
+
     /// The address of a word of the race; none if there is no memory for words.
     pub(crate) fn race_word(&self, word: RaceWord) -> Option<u64> {
         self.heads.race_word(word).map(|(words, n)| words.address(n))
@@ -86,26 +100,10 @@ impl Blocks {
         let [Some(floor), Some(twice), Some(second)] = words.map(|w| self.race_word(w)) else {
             return Ok(false);
         };
-        let saved = offset::STUB_SAVE + 8 * SAVE_RCX;
-        let (counting, fields) = count::code_if(key);
-        let mut code = Vec::with_capacity(160);
-        // Ends of fields that are relative to them, with the words that they lead to.
-        let mut relative: Vec<(usize, u64)> = Vec::with_capacity(5);
-        relative.extend(fields.map(|field| (field + 4, floor)));
-        code.extend(&counting);
-        code.store(RCX, saved);
-        code.mov_from(RCX, Mem::relative());
-        let flag = code.len();
-        let mut twice_more: Vec<u8> = Vec::with_capacity(counting.len() + 18);
-        twice_more.load(RCX, saved);
-        let before = flag + 2 + twice_more.len();
-        relative.extend(fields.map(|field| (before + field + 4, second)));
-        twice_more.extend(&counting);
-        twice_more.store(RCX, saved);
-        code.jrcxz_over(i8::try_from(twice_more.len()).expect("counting takes few bytes"));
-        code.extend(&twice_more);
-        code.load(RCX, saved);
-        relative.push((flag, twice));
+        let (mut code, relative) = match key {
+            None => each_start([floor, twice]),
+            Some(_) => starts_of(key, [floor, twice, second]),
+        };
         code.jmp();
         let field = code.len() - 4;
         let size = Key::of_gate(code.len());
@@ -140,4 +138,60 @@ impl Blocks {
         let gate = self.places.get(place as usize)?.made[2];
         (gate != NONE).then(|| self.blocks[gate as usize].start)
     }
+}
+
+/// Code that counts, and the ends of its fields that are relative to them, with the words that they lead
+/// to.
+type Counting = (Vec<u8>, Vec<(usize, u64)>);
+
+/// Counts each execution. In a short loop each count waits for the one before, through the word, so the
+/// second count of an execution goes through the same word, and adds nothing.
+fn each_start([floor, twice]: [u64; 2]) -> Counting {
+    let saved = offset::STUB_SAVE + 8 * SAVE_RCX;
+    let mut relative = Vec::with_capacity(5);
+    let mut code = Vec::with_capacity(64);
+    code.store(RCX, saved);
+    add(&mut code, 1, floor, &mut relative);
+    code.mov_from(RCX, Mem::relative());
+    relative.push((code.len(), twice));
+    let (mut again, mut fields) = (Vec::with_capacity(18), Vec::with_capacity(2));
+    add(&mut again, 0, floor, &mut fields);
+    code.jrcxz_over(i8::try_from(again.len()).expect("counting takes few bytes"));
+    relative.extend(fields.iter().map(|(end, word)| (code.len() + end, *word)));
+    code.extend(&again);
+    code.load(RCX, saved);
+    (code, relative)
+}
+
+/// rcx and the word are the word and this number.
+fn add(code: &mut Vec<u8>, n: i32, word: u64, relative: &mut Vec<(usize, u64)>) {
+    code.mov_from(RCX, Mem::relative());
+    relative.push((code.len(), word));
+    code.lea(RCX, Mem::at(RCX).plus(n));
+    code.mov_to(Mem::relative(), RCX);
+    relative.push((code.len(), word));
+}
+
+/// Counts the executions at which the register of `key` has its value.
+fn starts_of(key: Option<KeyRegister>, [floor, twice, second]: [u64; 3]) -> Counting {
+    let saved = offset::STUB_SAVE + 8 * SAVE_RCX;
+    let (counting, fields) = count::code_if(key);
+    let mut code = Vec::with_capacity(160);
+    let mut relative = Vec::with_capacity(5);
+    relative.extend(fields.map(|field| (field + 4, floor)));
+    code.extend(&counting);
+    code.store(RCX, saved);
+    code.mov_from(RCX, Mem::relative());
+    let flag = code.len();
+    let mut twice_more: Vec<u8> = Vec::with_capacity(counting.len() + 18);
+    twice_more.load(RCX, saved);
+    let before = flag + 2 + twice_more.len();
+    relative.extend(fields.map(|field| (before + field + 4, second)));
+    twice_more.extend(&counting);
+    twice_more.store(RCX, saved);
+    code.jrcxz_over(i8::try_from(twice_more.len()).expect("counting takes few bytes"));
+    code.extend(&twice_more);
+    code.load(RCX, saved);
+    relative.push((flag, twice));
+    (code, relative)
 }

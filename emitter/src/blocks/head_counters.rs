@@ -18,7 +18,7 @@
 //! to it lead to a counter that is set to 50. The fiftieth execution leaves, and the runtime
 //! records a trace.
 
-use super::gates::{RACE_WORDS, RaceWord};
+use super::gates::{LOOP_WORDS, RACE_WORDS, RaceWord};
 use super::removal::Key;
 use super::stack_returns::Landings;
 use super::{BODY, Block, Blocks, FIRST_COUNTER, Link, NONE, STUB};
@@ -104,6 +104,8 @@ pub struct Count {
 /// All counters, and the heads that still need one.
 pub(crate) struct Heads {
     words: Option<Words>,
+    /// So many words of loops are in use.
+    loops: usize,
     counters: Vec<Counter>,
     /// Numbers of removed counters.
     pub free: Vec<u32>,
@@ -120,7 +122,8 @@ impl Heads {
 
     pub fn new(cache: &Range<u64>) -> Heads {
         Heads {
-            words: Words::new(cache, COUNTERS + RACE_WORDS),
+            words: Words::new(cache, COUNTERS + RACE_WORDS + LOOP_WORDS),
+            loops: 0,
             counters: Vec::new(),
             free: Vec::new(),
             counts: HeadCounts::default(),
@@ -129,6 +132,7 @@ impl Heads {
     }
 
     pub fn clear(&mut self) {
+        self.loops = 0;
         self.counters.clear();
         self.free.clear();
         self.found.clear();
@@ -142,6 +146,19 @@ impl Heads {
     /// The words, and the number of the word of the race.
     pub fn race_word(&self, word: RaceWord) -> Option<(&Words, usize)> {
         self.words.as_ref().map(|words| (words, COUNTERS + word as usize))
+    }
+
+    /// The address of a word in which one loop counts from now on; none if all are in use.
+    pub fn new_loop_word(&mut self) -> Option<u64> {
+        let words = self.words.as_ref().filter(|_| self.loops < LOOP_WORDS)?;
+        self.loops += 1;
+        Some(words.address(COUNTERS + RACE_WORDS + self.loops - 1))
+    }
+
+    /// The value of the word at this address, which is one of a loop.
+    pub fn loop_word(&self, address: u64) -> u64 {
+        let words = self.words.as_ref().filter(|words| words.range().contains(&address));
+        words.map_or(0, |words| words.get((address - words.address(0)) as usize / 8))
     }
 
     pub fn are_counted(&self) -> bool {

@@ -29,6 +29,8 @@ pub struct CompiledCode {
     pub(crate) registers: Registers,
     /// See [`Fragment::uses_vector`](crate::Fragment::uses_vector).
     pub(crate) uses_vector: bool,
+    /// The address of the word in which its loop counts the starts of iterations, if it has one of its own.
+    pub(crate) own_word: Option<u64>,
     /// Is the extended state certainly in the processor at its exits?
     pub(crate) extended_live: bool,
 }
@@ -131,13 +133,19 @@ impl CompiledCode {
         self.sites.iter().map(|site| site.position)
     }
 
-    /// What the code costs: its loop, if it has one, or else all from its entry to its end.
+    /// What the code costs: its loop, if it has one, or else all from its entry to its end. What counts
+    /// starts for a race costs nothing: it is there as long as the race.
     pub fn cost(&self) -> u32 {
         let code = &self.encoded;
         let range = match code.back_edges.first() {
             Some((field, head)) => code.blocks[*head].1 as usize..*field as usize + 4,
             None => code.entry.1 as usize..code.hot.len(),
         };
-        cost::of_code(&code.hot[range]).all
+        let counting = code.starts.iter().map(|&(at, len)| at as usize..(at + len) as usize);
+        let counting: u32 = counting
+            .filter(|piece| range.contains(&piece.start))
+            .map(|piece| cost::of_code(&code.hot[piece]).all)
+            .sum();
+        cost::of_code(&code.hot[range]).all - counting
     }
 }

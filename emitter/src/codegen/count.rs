@@ -89,6 +89,9 @@ pub(crate) struct Starts {
     pub looped: u64,
     /// As many starts are counted there.
     pub each: i32,
+    /// The address of a word of the trace's own in which the loop counts instead, if it can
+    /// ([`super::loop_starts`]).
+    pub own: Option<u64>,
 }
 
 /// The length of the code that counts, if `bytes` start with it.

@@ -201,6 +201,7 @@ impl Emit<'_> {
             self.count(What::Iterations);
         }
         if let Some(starts) = self.host.starts
+            && starts.own.is_none()
             && self.is_loop_head(b)
         {
             self.count_start(count::code_adding(starts.each), starts.looped);

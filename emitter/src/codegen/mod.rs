@@ -37,6 +37,7 @@ pub(crate) mod exit_moves;
 pub(crate) mod instruction;
 pub(crate) mod lifted;
 pub(crate) mod loop_alignment;
+pub(crate) mod loop_starts;
 pub(crate) mod lower;
 pub mod mach;
 pub(crate) mod passage;
@@ -48,6 +49,7 @@ pub use compiled::CompiledCode;
 pub use lifted::LiftedCode;
 pub use registers::{Allocator, silence_allocator};
 
+use crate::codegen::count::Starts;
 use crate::codegen::encode::{Surroundings, encode};
 use crate::codegen::encoded::Homes;
 use crate::codegen::exit_entry::EntryLocations;
@@ -156,15 +158,32 @@ pub fn compile(
     allocator: &mut Allocator,
 ) -> Result<CompiledCode, CodegenError> {
     match &request.entry {
-        FragmentEntry::Canonical => {
-            generate(version, &EntryLocations::default(), false, &request.host, allocator)
-        }
+        FragmentEntry::Canonical => canonical(version, &request.host, allocator),
         FragmentEntry::FromExit(exit) => {
             let (version, places) =
                 exit_entry::side_trace(version, &exit.record, exit.touched, exit.end_of_slots);
             generate(&version, &places, exit.extended_live, &request.host, allocator)
         }
     }
+}
+
+/// Compiles a version that is entered in canonical state.
+fn canonical(
+    version: &Version,
+    host: &Host,
+    allocator: &mut Allocator,
+) -> Result<CompiledCode, CodegenError> {
+    if let Some(starts) = host.starts {
+        if let Some(counting) = loop_starts::counting(version, &starts) {
+            let entry = EntryLocations { added: loop_starts::ADDED, ..EntryLocations::default() };
+            if let Ok(code) = generate(&counting, &entry, false, host, allocator) {
+                return Ok(code);
+            }
+        }
+        let in_memory = Host { starts: Some(Starts { own: None, ..starts }), ..host.clone() };
+        return generate(version, &EntryLocations::default(), false, &in_memory, allocator);
+    }
+    generate(version, &EntryLocations::default(), false, host, allocator)
 }
 
 /// Compiles the resolved stub of an exit, in the region `pc`: see [`exit_entry::stub`].
@@ -239,6 +258,7 @@ pub(crate) fn generate(
         },
         uses_vector,
         extended_live: live || uses_vector,
+        own_word: host.starts.and_then(|starts| starts.own),
         encoded,
     })
 }

@@ -98,7 +98,7 @@ impl Emitter {
             links,
             tails: tails.collect(),
             tally,
-            starts: self.start_counts(code, hot),
+            starts: self.start_counts(code, hot, compiled.own_word),
             unlinked: AtomicU32::new(0),
         });
         Ok(id)

@@ -14,7 +14,8 @@
 //! ```
 //!
 //! Data: [`RaceWord`]s, of which there is one set, so there is one race at a time; the places of the
-//! counting code in the fragment. The caller holds the emitter.
+//! counting code in the fragment; for short loops a word of the trace's own
+//! ([`crate::codegen::loop_starts`]), which is counted in for as long as the trace lives. The caller holds the emitter.
 //!
 //! Example: in 4 ms of the thread's time the trace has counted 40,000 starts: 100 ns each. In the
 //! next 4 ms the gate counts 32,000: 125 ns.
@@ -33,8 +34,15 @@ pub type StartKey = (Gpr, u64);
 
 impl Emitter {
     /// Lets the trace that is compiled for `request` count its starts, `each` for each iteration of its
-    /// loop. False if that cannot be done.
-    pub fn count_starts(&self, request: &mut Request, key: Option<StartKey>, each: i32) -> bool {
+    /// loop. With `own` the loop counts in a word of its own, if it is a short one. False if that cannot be
+    /// done.
+    pub fn count_starts(
+        &mut self,
+        request: &mut Request,
+        key: Option<StartKey>,
+        each: i32,
+        own: bool,
+    ) -> bool {
         let words = [RaceWord::Entered, RaceWord::Looped].map(|word| self.blocks.race_word(word));
         let ([Some(entered), Some(looped)], true) =
             (words, key.is_none_or(|(g, _)| can_tell_start(g)))
@@ -42,7 +50,8 @@ impl Emitter {
             return false;
         };
         let key = key.map(|(g, value)| (g.number() as u8, value));
-        request.host.starts = Some(Starts { key, entered, looped, each });
+        let own = if own { self.blocks.new_loop_word() } else { None };
+        request.host.starts = Some(Starts { key, entered, looped, each, own });
         true
     }
 
@@ -72,20 +81,30 @@ impl Emitter {
         }
     }
 
-    /// The starts that the trace and the gate have counted together.
-    pub fn starts(&self) -> u64 {
+    /// The starts that this trace and the gate have counted together.
+    pub fn starts(&self, trace: FragmentId) -> u64 {
         let words = [RaceWord::Entered, RaceWord::Looped, RaceWord::Floor];
-        words.into_iter().map(|word| self.blocks.read_race_word(word)).fold(0, u64::wrapping_add)
+        let own = self.fragment(trace).and_then(|f| f.starts.own_word);
+        words
+            .into_iter()
+            .map(|word| self.blocks.read_race_word(word))
+            .chain(own.map(|address| self.blocks.read_loop_word(address)))
+            .fold(0, u64::wrapping_add)
     }
 
-    /// The code that counts the starts of a fragment whose code stands at `hot`.
-    pub(crate) fn start_counts(&self, code: &Encoded, hot: u64) -> StartCounts {
+    /// What counts the starts of a fragment whose code stands at `hot`.
+    pub(crate) fn start_counts(
+        &self,
+        code: &Encoded,
+        hot: u64,
+        own_word: Option<u64>,
+    ) -> StartCounts {
         let piece = |&(at, len): &(u32, u32)| {
             let at = hot + u64::from(at);
             (at, self.cache.read(at, len as usize).into())
         };
         let pieces: Box<[_]> = code.starts.iter().map(piece).collect();
-        StartCounts { is_counting: !pieces.is_empty(), pieces }
+        StartCounts { is_counting: !pieces.is_empty(), own_word, pieces }
     }
 
     /// The trace counts its starts from now on, or does not any more. No thread executes it.
@@ -166,7 +185,7 @@ mod tests {
     fn place(emitter: &mut Emitter, version: &Version, counts: bool) -> FragmentId {
         let mut request =
             emitter.request(version.region, EntryState::Canonical).expect("a request");
-        assert!(!counts || emitter.count_starts(&mut request, None, 1));
+        assert!(!counts || emitter.count_starts(&mut request, None, 1, true));
         let code = codegen::compile(version, &request, &mut Default::default()).expect("code");
         emitter.place(&request, code).expect("room")
     }

@@ -187,6 +187,8 @@ pub struct Fragment {
 pub(crate) struct StartCounts {
     /// Where each piece stands, and its bytes. While it does not count, no-operations stand there.
     pub(crate) pieces: Box<[(u64, Box<[u8]>)]>,
+    /// The address of the word in which its loop counts instead, always.
+    pub(crate) own_word: Option<u64>,
     /// Does it count now?
     pub(crate) is_counting: bool,
 }

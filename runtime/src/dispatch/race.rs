@@ -302,7 +302,7 @@ impl Dispatcher {
             return self.close_gate(&racer);
         }
         samples::set_bring_out(!by_visits);
-        let race = Race::new(racer.pc, self.machine.config.race.rounds());
+        let race = Race::new(racer.pc, self.machine.config.race.rounds(), racer.is_promised);
         let (side, generation) = (race.side(), fragments.generation());
         drop(fragments);
         let mut running = Running {
@@ -335,7 +335,7 @@ impl Dispatcher {
         }
         let Some(mut fragments) = self.machine.fragments() else { return };
         fragments.lead_race(&racer, side);
-        running.starts = fragments.starts();
+        running.starts = fragments.starts(&racer);
         drop(fragments);
         running.since = thread_time();
     }
@@ -360,7 +360,7 @@ impl Dispatcher {
             drop(fragments);
             return self.end_running(&running, system);
         }
-        let starts = fragments.starts();
+        let starts = fragments.starts(&racer);
         drop(fragments);
         let next = match self.machine.config.race {
             _ if std::mem::take(&mut running.anew) => Next::Window(running.race.side()),
@@ -448,7 +448,13 @@ impl Running {
             }
         };
         match self.windows >= FORCED_WINDOWS {
-            true => Next::Ended(Judgement { verdict, times: [0; 2], error: 0, rounds: 0 }),
+            true => Next::Ended(Judgement {
+                verdict,
+                times: [0; 2],
+                counted: [0; 2],
+                error: 0,
+                rounds: 0,
+            }),
             false if self.windows.is_multiple_of(2) => Next::Window(Side::Trace),
             false => Next::Window(Side::FloorTwice),
         }

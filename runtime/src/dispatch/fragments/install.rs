@@ -36,6 +36,7 @@ use dynasour_ir::opt::{self, OptOptions, OptStats, Shape};
 use dynasour_ir::predict::NativeResults;
 use dynasour_ir::validate::Start;
 use dynasour_ir::{Context, Fact, Term, Version};
+use dynasour_tracer::worth;
 use dynasour_tracer::{AbortReason, Assumption, Built, Path, SpeculationPolicy, TraceShape, build};
 use std::cell::RefCell;
 use std::time::Instant;
@@ -160,7 +161,7 @@ impl Fragments {
         };
         let is_first_version = !self.regions.contains_key(&path.head);
         let race = match side_exit {
-            None if is_first_version => self.enter_race(path, &mut request),
+            None if is_first_version => self.enter_race(path, &mut request, config),
             _ => None,
         };
         Ok(Plan {
@@ -197,7 +198,8 @@ impl Fragments {
         if plan.generation != self.generation || plan.is_first_version != is_first_version {
             return Err(Failure::Stale);
         }
-        if !self.pays(code.cost(), path, &plan) {
+        let cost = code.cost();
+        if !self.pays(cost, path, &plan) {
             return Err(Failure::Refused(AbortReason::NoGain));
         }
         let pcs = plan.origins.take().map_or_else(GuestPcs::default, |mut origins| {
@@ -242,7 +244,8 @@ impl Fragments {
                 self.stats.attempts.tried(path.head, Outcome::Made);
                 self.add_version(path.head, id);
                 if let Some(starts) = plan.race {
-                    self.note_racer(path.head, id, starts);
+                    let promised = |judge: worth::Judge| judge.pays(path, cost, false, false);
+                    self.note_racer(path.head, id, starts, self.judge.is_none_or(promised));
                 }
             }
             Some(exit) => {

@@ -28,7 +28,7 @@
 
 use super::{Fragments, Role, SideRequest};
 use crate::changes::patches;
-use crate::config::RaceMode;
+use crate::config::{RaceMode, RunConfig};
 use crate::dispatch::thread_time;
 use crate::observe::events::Why;
 use crate::observe::stats::RaceResult;
@@ -38,6 +38,7 @@ use dynasour_guest::decode::Fetch;
 use dynasour_ir::Gpr;
 use dynasour_tracer::Path;
 use dynasour_tracer::race::{Judgement, Side};
+use dynasour_tracer::survival::Runs;
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 
@@ -48,6 +49,8 @@ pub struct Racer {
     pub pc: u64,
     fragment: FragmentId,
     starts: Starts,
+    /// The model says that it is faster than its floor.
+    pub is_promised: bool,
     /// [`Fragments::generation`] when it was made: numbers of fragments are used again.
     generation: u64,
 }
@@ -79,6 +82,9 @@ impl Racer {
 /// A register that tells a start at the head, and changes until the first dispatch by no more than this,
 /// is the position in the interpreted program there, too (guess: an instruction and its operands).
 const STRIDE: u64 = 64;
+
+/// A loop counts by itself if the guest was seen to go round so often for each time that it came in (guess).
+const OWN_COUNT: u32 = 16;
 
 /// The most traces that wait for a race (guess: later ones are used and never race).
 const MOST_WAITING: usize = 64;
@@ -147,10 +153,19 @@ fn start_key(path: &Path) -> (Option<StartKey>, i32) {
 impl Fragments {
     /// Makes the first trace of a region, which is about to be compiled for `request`, able to count
     /// its starts, if it is to race. Returns where and by what they are counted.
-    pub(super) fn enter_race(&self, path: &Path, request: &mut Request) -> Option<Starts> {
+    pub(super) fn enter_race(
+        &mut self,
+        path: &Path,
+        request: &mut Request,
+        config: &RunConfig,
+    ) -> Option<Starts> {
         let may_race = self.races.mode.is_some() && !patches::is_shared();
         let (key, each) = start_key(path);
-        if !may_race || !self.emitter.count_starts(request, key, each) {
+        // A loop's own count is not in the version that the code is compared with. And it costs a load and a
+        // store for each time that the loop is entered, after the race, too.
+        let stays = |runs: Runs| runs.completed >= OWN_COUNT * runs.entered.max(1);
+        let own = path.runs.is_some_and(stays) && !config.verify_traces && !config.prove_traces;
+        if !may_race || !self.emitter.count_starts(request, key, each, own) {
             return None;
         }
         let apart = key.and_then(|(register, value)| {
@@ -164,12 +179,18 @@ impl Fragments {
     }
 
     /// The trace that can count its starts is installed.
-    pub(super) fn note_racer(&mut self, pc: u64, fragment: FragmentId, starts: Starts) {
+    pub(super) fn note_racer(
+        &mut self,
+        pc: u64,
+        fragment: FragmentId,
+        starts: Starts,
+        is_promised: bool,
+    ) {
         if let Some(before) = self.racer().filter(|_| self.races.mode == Some(RaceMode::Swap)) {
             // A race that never ends gives way to the next one.
             self.end_race(&before, true, !patches::is_shared());
         }
-        let new = Racer { pc, fragment, starts, generation: self.generation };
+        let new = Racer { pc, fragment, starts, is_promised, generation: self.generation };
         if self.races.racer.is_none() {
             self.races.racer = Some(new);
         } else {
@@ -246,9 +267,9 @@ impl Fragments {
         racer.gate_apart().is_none_or(|gate| !self.regions.contains_key(&gate))
     }
 
-    /// Starts that both sides have counted.
-    pub fn starts(&self) -> u64 {
-        self.emitter.starts()
+    /// Starts that both sides of this racer's race have counted.
+    pub fn starts(&self, racer: &Racer) -> u64 {
+        self.emitter.starts(racer.fragment)
     }
 
     /// Links to the racer's head lead to this side.
