@@ -111,6 +111,8 @@ pub struct Dispatcher {
     /// The race of the thread's newest trace.
     racing: Racing,
     rests: Rests,
+    /// When traces that have got side traces may race again.
+    extended: Option<u64>,
     /// The recording under way is for nothing else than a loop of an interpreted program.
     only_guest_loops: bool,
 }
@@ -141,6 +143,7 @@ impl Dispatcher {
             entrances: Entrances::default(),
             racing: Racing::default(),
             rests: Rests::default(),
+            extended: None,
             only_guest_loops: false,
         };
         dispatcher.count_heads();

@@ -87,11 +87,12 @@ struct Rest {
 }
 
 impl Rests {
-    /// The trace at `pc` has lost at this time. Returns for how many nanoseconds the head rests.
-    fn lost(&mut self, pc: u64, now: u64) -> u64 {
+    /// The trace at `pc` has lost at this time. If it was kept before, the guest has changed, or else it
+    /// has been `extended` by side traces. Returns for how many nanoseconds the head rests.
+    fn lost(&mut self, pc: u64, now: u64, extended: bool) -> u64 {
         let was_kept = self.kept.remove(&pc);
         let rest = self.heads.entry(pc).or_default();
-        if was_kept && rest.changes < MOST_CHANGES {
+        if was_kept && !extended && rest.changes < MOST_CHANGES {
             rest.changes += 1;
             return 0;
         }
@@ -184,6 +185,7 @@ impl Dispatcher {
     /// A trace was installed: it may be the racer, or belong to it.
     pub(super) fn trace_installed(&mut self) {
         self.racing.changed();
+        self.extended = Some(0);
         let racer = self.machine.fragments().and_then(|mut fragments| fragments.next_racer());
         let own = match &self.racing {
             Racing::Idle => None,
@@ -209,6 +211,19 @@ impl Dispatcher {
             && let Some(racer) = fragments.next_racer()
         {
             self.racing = Racing::Waiting(racer, 0);
+        }
+    }
+
+    /// Lets traces that were kept race again if they have got side traces since. The thread is outside.
+    fn race_extended(&mut self) {
+        if !matches!(self.racing, Racing::Idle)
+            || self.extended.is_none_or(|time| thread_time() < time)
+        {
+            return;
+        }
+        if let Some(mut fragments) = self.machine.fragments() {
+            self.extended = fragments.race_extended();
+            self.next_race(&mut fragments);
         }
     }
 
@@ -245,6 +260,7 @@ impl Dispatcher {
     /// Begins a race, or ends a window of the one under way. The thread is outside.
     pub(super) fn step_race(&mut self, context: &ThreadContext, system: &System) {
         self.end_rests(context, system);
+        self.race_extended();
         if !self.racing.is_due(self.machine.config.race) {
             return;
         }
@@ -412,7 +428,7 @@ impl Dispatcher {
         }
         // It may be that it assumed too much.
         let assumed_less = is_guest_loop && self.selector.traces.dispatch.assume_less(pc);
-        let rests = !assumed_less && self.rests.lost(pc, thread_time()) > 0;
+        let rests = !assumed_less && self.rests.lost(pc, thread_time(), racer.extended > 0) > 0;
         self.next_race(&mut fragments);
         drop(fragments);
         if !rests {
@@ -468,9 +484,9 @@ mod tests {
     #[test]
     fn heads_rest_longer_each_time() {
         let mut rests = Rests::default();
-        let times: Vec<u64> = (0..8).map(|_| rests.lost(0x1000, 0) / REST).collect();
+        let times: Vec<u64> = (0..8).map(|_| rests.lost(0x1000, 0, false) / REST).collect();
         assert_eq!(times, [1, 2, 4, 8, 16, 32, 64, 64]);
-        assert_eq!(rests.lost(0x2000, 5), REST);
+        assert_eq!(rests.lost(0x2000, 5, false), REST);
         assert!(rests.ended(REST).is_empty());
         assert_eq!(rests.ended(REST + 5), [0x2000]);
         assert!(rests.ended(REST + 5).is_empty(), "it has ended");
@@ -483,9 +499,11 @@ mod tests {
         let mut rests = Rests::default();
         for _ in 0..MOST_CHANGES {
             rests.kept.insert(0x1000);
-            assert_eq!(rests.lost(0x1000, 0), 0);
+            assert_eq!(rests.lost(0x1000, 0, false), 0);
         }
         rests.kept.insert(0x1000);
-        assert_eq!(rests.lost(0x1000, 0), REST, "it changes all the time");
+        assert_eq!(rests.lost(0x1000, 0, false), REST, "it changes all the time");
+        rests.kept.insert(0x2000);
+        assert_eq!(rests.lost(0x2000, 0, true), REST, "its side traces are to blame");
     }
 }

@@ -252,6 +252,7 @@ impl Fragments {
                 self.exits.change(exit, Event::Attach);
                 self.emitter.attach(exit, id).expect("the fragment was compiled for this exit");
                 *self.side_traces.entry(path.head).or_default() += 1;
+                self.note_side_trace(id);
             }
         }
         if self.chaos.is_none()

@@ -53,6 +53,8 @@ pub struct Racer {
     pub is_promised: bool,
     /// [`Fragments::generation`] when it was made: numbers of fragments are used again.
     generation: u64,
+    /// How often it has raced again because it had got side traces.
+    pub extended: u32,
 }
 
 /// Where and by what the starts of a racer's iterations are counted.
@@ -92,6 +94,12 @@ const MOST_WAITING: usize = 64;
 /// time (guess: less often than once in some microseconds it costs little).
 const LATE_WITHIN: u64 = 200_000;
 
+/// A trace that was kept and has got side traces races again when it has got no more for so many
+/// nanoseconds (guess: a race that begins before the next side trace begins anew).
+const SETTLED: u64 = 30_000_000;
+/// It races again so often at most (guess).
+const MOST_EXTENDED: u32 = 3;
+
 /// What is known of races.
 #[derive(Debug, Default)]
 pub struct Races {
@@ -104,6 +112,8 @@ pub struct Races {
     waiting: VecDeque<Racer>,
     /// Traces that were kept.
     kept: FxHashMap<FragmentId, Racer>,
+    /// Those of them that have got side traces since, and when.
+    extended: FxHashMap<FragmentId, u64>,
     /// When the exits of kept traces were left for the first time since: the thread's time.
     left: FxHashMap<ExitId, u64>,
 }
@@ -190,7 +200,8 @@ impl Fragments {
             // A race that never ends gives way to the next one.
             self.end_race(&before, true, !patches::is_shared());
         }
-        let new = Racer { pc, fragment, starts, is_promised, generation: self.generation };
+        let generation = self.generation;
+        let new = Racer { pc, fragment, starts, is_promised, generation, extended: 0 };
         if self.races.racer.is_none() {
             self.races.racer = Some(new);
         } else {
@@ -314,6 +325,30 @@ impl Fragments {
             self.dispatching.remove(&racer.pc);
         }
         self.links_changed();
+    }
+
+    /// A side trace was attached. The verdict about the trace that it belongs to did not know it.
+    pub(super) fn note_side_trace(&mut self, side: FragmentId) {
+        if let Some(region) = self.region_of(side)
+            && self.races.kept.get(&region).is_some_and(|racer| racer.extended < MOST_EXTENDED)
+        {
+            self.races.extended.insert(region, thread_time());
+        }
+    }
+
+    /// Traces that have got their side traces since they were kept are to race again. Returns when that
+    /// has to be asked again.
+    pub fn race_extended(&mut self) -> Option<u64> {
+        let now = thread_time();
+        let Races { kept, extended, waiting, .. } = &mut self.races;
+        extended.retain(|region, since| {
+            let is_settled = now.saturating_sub(*since) >= SETTLED;
+            if is_settled && let Some(racer) = kept.remove(region) {
+                waiting.push_back(Racer { extended: racer.extended + 1, ..racer });
+            }
+            !is_settled
+        });
+        extended.values().min().map(|since| since + SETTLED)
     }
 
     /// An exit was left, for the first time since it was made or linked.
