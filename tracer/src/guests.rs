@@ -335,6 +335,33 @@ fn dispatches_among(steps: &[Step]) -> impl Fn(usize) -> bool {
 /// in `steps` follow. `gpr` are the registers at the start. The steps must pass the head
 /// twice, because a dispatch often depends on a value that was loaded one dispatch earlier.
 pub(crate) fn find_greens(steps: &[Step], gpr: &[u64; 16]) -> Vec<Green> {
+    slice(steps, gpr, |_| true)
+}
+
+/// Registers that are no greens, but from which targets of dispatches in this loop follow, too: of those in
+/// `stable`, with their values at the head, `gpr`. For example an interpreter's jumps may add to the
+/// start of the program, which no other instruction reads. What a pointer leads to that was loaded is part of
+/// an object, which may be another one the next time.
+pub(crate) fn more_registers(
+    steps: &[Step],
+    gpr: &[u64; 16],
+    stable: u16,
+    greens: &[Green],
+) -> Vec<(Gpr, u64)> {
+    let found = slice(steps, gpr, |ty| ty != Ty::I64);
+    let registers = found.into_iter().filter_map(|green| match green {
+        Green::Register(g) => Some(g),
+        Green::Slot(..) => None,
+    });
+    registers
+        .filter(|g| stable & 1 << g.number() != 0 && !greens.contains(&Green::Register(*g)))
+        .map(|g| (g, gpr[g.number()]))
+        .collect()
+}
+
+/// The state at the head, where the registers are `gpr`, from which the targets of the dispatches in `steps`
+/// follow, through loads of the types that `passes` accepts.
+fn slice(steps: &[Step], gpr: &[u64; 16], passes: fn(Ty) -> bool) -> Vec<Green> {
     let Some(first) = steps.first() else { return Vec::new() };
     let path = Path {
         head: first.block.pc,
@@ -378,6 +405,7 @@ pub(crate) fn find_greens(steps: &[Step], gpr: &[u64; 16]) -> Vec<Green> {
             continue;
         };
         match (inst.op, inst.mem) {
+            (Op::Load, _) if !passes(inst.ty) => {}
             (Op::Load, Some(mem)) => {
                 if let Some((g, disp)) = defs.slot(inst, &mem) {
                     greens.push(Green::Slot(g, disp, inst.ty));

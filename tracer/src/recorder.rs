@@ -442,7 +442,13 @@ impl Recorder {
                     Green::Slot(..) => None,
                 });
             let dispatch = search.dispatched.map_or(0, |(_, pc)| pc);
-            let registers = registers.collect();
+            let more = guests::more_registers(
+                &self.steps[steps..],
+                around.gpr,
+                stable,
+                heads.greens(head),
+            );
+            let registers = registers.chain(more).collect();
             let assumes_operands = heads.assumes_operands(head);
             let guest = GuestLoop {
                 key: key.clone(),
