@@ -22,7 +22,7 @@ const STACK: u64 = 0x7f_0000;
 
 /// An interpreter: rbx is its program counter, rdi its accumulator, rsi a count. Opcodes: 0 adds 3,
 /// 1 doubles, 2 goes back to the start of the program while the count lasts, 3 leaves, 4 adds the byte
-/// behind it.
+/// behind it, 5 goes to the place whose distance from r8, the start of the program, is behind it.
 struct Interpreter {
     bytes: Vec<u8>,
     head: u64,
@@ -32,7 +32,7 @@ struct Interpreter {
 impl Interpreter {
     fn new(program: &[u8]) -> Interpreter {
         let mut a = CodeAssembler::new(64).unwrap();
-        let [mut head, mut add_three, mut double, mut again, mut leave, mut add] =
+        let [mut head, mut add_three, mut double, mut again, mut leave, mut add, mut jump] =
             std::array::from_fn(|_| a.create_label());
         (|| {
             a.set_label(&mut head)?;
@@ -55,6 +55,10 @@ impl Interpreter {
             a.add(rbx, 1)?;
             a.add(rdi, rax)?;
             a.jmp(head)?;
+            a.set_label(&mut jump)?;
+            a.movzx(eax, byte_ptr(rbx))?;
+            a.lea(rbx, qword_ptr(r8 + rax))?;
+            a.jmp(head)?;
             a.set_label(&mut leave)?;
             a.syscall()
         })()
@@ -66,7 +70,7 @@ impl Interpreter {
         machine.map(PROGRAM, 0x4000);
         machine.map(STACK - 0x1000, 0x2000);
         machine.write(PROGRAM, program);
-        for (i, l) in [&add_three, &double, &again, &leave, &add].into_iter().enumerate() {
+        for (i, l) in [&add_three, &double, &again, &leave, &add, &jump].into_iter().enumerate() {
             machine.write(TABLE + 8 * i as u64, &at(l).to_le_bytes());
         }
         let head = at(&head);
@@ -130,6 +134,7 @@ fn state() -> State {
     s.gpr[2] = TABLE;
     s.gpr[6] = 1000;
     s.gpr[4] = STACK;
+    s.gpr[8] = PROGRAM;
     s
 }
 
@@ -159,6 +164,26 @@ fn the_loop_of_the_program_becomes_a_trace_without_dispatches() {
     // `again`.
     let guards = body.iter().filter(|i| i.op == Op::Assume).count();
     assert!(guards <= 11, "{guards} guards\n{version}");
+}
+
+/// The first dispatches do not depend on r8, from which the loop's jump counts.
+#[test]
+fn registers_of_a_jump_are_assumed() {
+    let mut interpreter = Interpreter::new(&[0, 0, 0, 5, 6, 3, 1, 2]);
+    let (path, end) = interpreter.record(&mut state(), &mut DispatchHeads::default()).unwrap();
+    assert_eq!((end, path.steps.len()), (EndReason::GuestLoop, 12));
+    let registers = &path.guest.as_ref().unwrap().registers;
+    assert!(
+        registers.iter().any(|(g, value)| (g.number(), *value) == (8, PROGRAM)),
+        "{registers:x?}"
+    );
+    let mut version =
+        build::build(&path, "t1", Context::default(), &DefaultPolicy::default()).unwrap().version;
+    optimise(&mut version, &OptOptions::default());
+    assert_valid(&version);
+    let body = &version.blocks.last().unwrap().insts;
+    let mut loads = body.iter().filter(|i| i.op == Op::Load);
+    assert!(loads.all(|l| l.args[0].as_const().is_some()), "{version}");
 }
 
 /// Operands of the interpreted program become constants, until the runtime has found that this is too
