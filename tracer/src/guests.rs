@@ -340,15 +340,15 @@ pub(crate) fn find_greens(steps: &[Step], gpr: &[u64; 16]) -> Vec<Green> {
 
 /// Registers that are no greens, but from which targets of dispatches in this loop follow, too: of those in
 /// `stable`, with their values at the head, `gpr`. For example an interpreter's jumps may add to the
-/// start of the program, which no other instruction reads. What a pointer leads to that was loaded is part of
-/// an object, which may be another one the next time.
+/// start of the program, which no other instruction reads. A word that is loaded without an index is a field
+/// of an object, which may be another object the next time.
 pub(crate) fn more_registers(
     steps: &[Step],
     gpr: &[u64; 16],
     stable: u16,
     greens: &[Green],
 ) -> Vec<(Gpr, u64)> {
-    let found = slice(steps, gpr, |ty| ty != Ty::I64);
+    let found = slice(steps, gpr, |load| load.ty != Ty::I64 || load.args[1].as_const().is_none());
     let registers = found.into_iter().filter_map(|green| match green {
         Green::Register(g) => Some(g),
         Green::Slot(..) => None,
@@ -360,8 +360,8 @@ pub(crate) fn more_registers(
 }
 
 /// The state at the head, where the registers are `gpr`, from which the targets of the dispatches in `steps`
-/// follow, through loads of the types that `passes` accepts.
-fn slice(steps: &[Step], gpr: &[u64; 16], passes: fn(Ty) -> bool) -> Vec<Green> {
+/// follow, through the loads that `passes` accepts.
+fn slice(steps: &[Step], gpr: &[u64; 16], passes: fn(&Inst) -> bool) -> Vec<Green> {
     let Some(first) = steps.first() else { return Vec::new() };
     let path = Path {
         head: first.block.pc,
@@ -405,7 +405,7 @@ fn slice(steps: &[Step], gpr: &[u64; 16], passes: fn(Ty) -> bool) -> Vec<Green> 
             continue;
         };
         match (inst.op, inst.mem) {
-            (Op::Load, _) if !passes(inst.ty) => {}
+            (Op::Load, _) if !passes(inst) => {}
             (Op::Load, Some(mem)) => {
                 if let Some((g, disp)) = defs.slot(inst, &mem) {
                     greens.push(Green::Slot(g, disp, inst.ty));
