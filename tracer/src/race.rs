@@ -44,6 +44,9 @@ const MOST_PROMISING_ROUNDS: usize = 60;
 const PROMISING: i64 = 5;
 /// A window has at least this many starts (guess; fewer make its time a matter of chance).
 const LEAST_STARTS: u64 = 100;
+/// The guest misses the trace if there are too few starts where the floor would have this many times as
+/// many (guess; fewer take a change of the guest for that).
+const MISSED: u64 = 20;
 /// A window that has too few starts is extended this many times at most (guess: then the region is
 /// no longer hot, and neither side matters).
 const MOST_EXTENSIONS: u32 = 50;
@@ -176,6 +179,9 @@ impl Race {
         self.window.nanoseconds += nanoseconds;
         if self.window.starts < LEAST_STARTS {
             self.extensions += 1;
+            if self.is_missed() {
+                return Next::Ended(self.judgement(Verdict::Floor));
+            }
             return match self.extensions > MOST_EXTENSIONS {
                 true => Next::Ended(self.judgement(Verdict::Cold)),
                 false => Next::Extend,
@@ -193,6 +199,19 @@ impl Race {
             self.shuffle();
         }
         Next::Window(self.side())
+    }
+
+    /// Does the guest not come to the trace, although it comes to its floor? Its head's patch may have
+    /// been withdrawn.
+    fn is_missed(&self) -> bool {
+        let done = self.order[..self.done].contains(&Side::Floor).then_some(&self.round);
+        let Some(round) = done.or(self.rounds.last()).filter(|_| self.side() == Side::Trace) else {
+            return false;
+        };
+        let floor = round[Side::Floor as usize];
+        let expected = u128::from(floor.starts) * u128::from(self.window.nanoseconds)
+            / u128::from(floor.nanoseconds.max(1));
+        expected > u128::from(MISSED * LEAST_STARTS)
     }
 
     /// Chooses the order of the next round.
@@ -379,6 +398,19 @@ mod tests {
         assert_eq!((judged.verdict, judged.rounds), (Verdict::Trace, FEWEST_ROUNDS), "{judged:?}");
         let judged = race([125_000, 130_000, 133_000], 2);
         assert!(judged.rounds >= LEAST_ROUNDS, "{judged:?}");
+    }
+
+    #[test]
+    fn a_trace_that_the_guest_does_not_come_to_loses() {
+        let mut race = Race::new(7, None, true);
+        let judged = loop {
+            let starts = if race.side() == Side::Trace { 1 } else { 1000 };
+            match race.measured(starts, 3_000_000) {
+                Next::Ended(judgement) => break judgement,
+                Next::Extend | Next::Window(_) => {}
+            }
+        };
+        assert_eq!(judged.verdict, Verdict::Floor, "{judged:?}");
     }
 
     #[test]
