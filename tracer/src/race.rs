@@ -179,8 +179,8 @@ impl Race {
         self.window.nanoseconds += nanoseconds;
         if self.window.starts < LEAST_STARTS {
             self.extensions += 1;
-            if self.is_missed() {
-                return Next::Ended(self.judgement(Verdict::Floor));
+            if let Some(judgement) = self.missed() {
+                return Next::Ended(judgement);
             }
             return match self.extensions > MOST_EXTENSIONS {
                 true => Next::Ended(self.judgement(Verdict::Cold)),
@@ -201,17 +201,19 @@ impl Race {
         Next::Window(self.side())
     }
 
-    /// Does the guest not come to the trace, although it comes to its floor? Its head's patch may have
-    /// been withdrawn.
-    fn is_missed(&self) -> bool {
+    /// The verdict if the guest does not come to the trace, although it comes to its floor. Its head's
+    /// patch may have been withdrawn.
+    fn missed(&self) -> Option<Judgement> {
         let done = self.order[..self.done].contains(&Side::Floor).then_some(&self.round);
-        let Some(round) = done.or(self.rounds.last()).filter(|_| self.side() == Side::Trace) else {
-            return false;
-        };
-        let floor = round[Side::Floor as usize];
-        let expected = u128::from(floor.starts) * u128::from(self.window.nanoseconds)
+        let round = done.or(self.rounds.last()).filter(|_| self.side() == Side::Trace)?;
+        let (floor, trace) = (round[Side::Floor as usize], self.window);
+        let expected = u128::from(floor.starts) * u128::from(trace.nanoseconds)
             / u128::from(floor.nanoseconds.max(1));
-        expected > u128::from(MISSED * LEAST_STARTS)
+        let time = |window| Rate::of(std::iter::once(window)).time;
+        (expected > u128::from(MISSED * LEAST_STARTS)).then(|| Judgement {
+            times: [time(trace), time(floor)],
+            ..self.judgement(Verdict::Floor)
+        })
     }
 
     /// Chooses the order of the next round.
@@ -411,6 +413,7 @@ mod tests {
             }
         };
         assert_eq!(judged.verdict, Verdict::Floor, "{judged:?}");
+        assert!(judged.times[0] > 100 * judged.times[1], "{judged:?}");
     }
 
     #[test]

@@ -15,7 +15,8 @@
 //!
 //! Data: [`RaceWord`]s, of which there is one set, so there is one race at a time; the places of the
 //! counting code in the fragment; for short loops a word of the trace's own
-//! ([`crate::codegen::loop_starts`]), which is counted in for as long as the trace lives. The caller holds the emitter.
+//! ([`crate::codegen::loop_starts`]), which counts for as long as the trace lives. The caller holds the
+//! emitter.
 //!
 //! Example: in 4 ms of the thread's time the trace has counted 40,000 starts: 100 ns each. In the
 //! next 4 ms the gate counts 32,000: 125 ns.
