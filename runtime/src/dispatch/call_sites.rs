@@ -70,7 +70,7 @@ const FIRST: u32 = 128;
 /// took 0.7 ms longer). A power of two.
 const OBSERVED: u32 = 256;
 /// Traps of a site after which it is tried no more (guess).
-const GIVEN_UP: u32 = 1 << 13;
+const GIVEN_UP: u32 = 1 << 16;
 /// The most sites that are counted (guess; each takes some 16 bytes).
 const MOST_COUNTED: usize = 1 << 16;
 /// The most stubs of one site (guess: each takes less than a nanosecond when it is passed over).
@@ -79,6 +79,11 @@ const MOST_NUMBERS: u32 = 4;
 /// some 0.2 µs, or 10 if it is the first time). In between, it is half the number of its traps.
 const FEWEST_STEPS: u32 = 64;
 const MOST_STEPS: u32 = 4096;
+/// From so many traps on more are interpreted, [`STEPS_FOR_A_TRAP`] of them for each, which takes about as
+/// long as the traps did: a program may compute for long between two calls (`openssl dgst` executes 100,000
+/// instructions for each `read`).
+const PATIENT: u32 = 1 << 13;
+const STEPS_FOR_A_TRAP: u32 = 16;
 /// The length and the opcode of `mov eax, imm32`.
 const MOV: u64 = 5;
 const MOV_OPCODE: u8 = 0xb8;
@@ -129,7 +134,11 @@ pub struct Approach {
 
 impl Approach {
     fn new(call: u64, nr: u32, traps: u32) -> Approach {
-        Approach { call, nr, last: 0, steps: (traps / 2).clamp(FEWEST_STEPS, MOST_STEPS) }
+        let steps = match traps {
+            0..PATIENT => (traps / 2).clamp(FEWEST_STEPS, MOST_STEPS),
+            PATIENT.. => traps.saturating_mul(STEPS_FOR_A_TRAP),
+        };
+        Approach { call, nr, last: 0, steps }
     }
 
     /// The instruction at `pc` was executed. Returns the observation that goes on, if it does.
@@ -571,7 +580,8 @@ mod tests {
             steps += 1;
         }
         assert_eq!(steps, FEWEST_STEPS);
-        assert_eq!(Approach::new(0, 39, GIVEN_UP).steps, MOST_STEPS);
+        assert_eq!(Approach::new(0, 39, PATIENT - 1).steps, PATIENT / 2 - 1);
+        assert_eq!(Approach::new(0, 39, PATIENT).steps, PATIENT * STEPS_FOR_A_TRAP);
         assert!(HOT.is_power_of_two() && GIVEN_UP.is_power_of_two());
     }
 }
