@@ -72,7 +72,8 @@ fn verdicts_agree_with_the_times() {
             let [trace, floor, error] =
                 ["trace", "floor", "error"].map(|name| race[name].as_i64().expect("a number"));
             match race["verdict"].as_str() {
-                Some("trace") => assert!(floor - trace > error, "{race}"),
+                // After the most rounds half of the interval suffices.
+                Some("trace") => assert!(floor - trace > error / 2, "{race}"),
                 Some("floor") => assert!(floor - trace - error <= floor / 100, "{race}"),
                 Some("cold") => {}
                 _ => panic!("{race}"),
