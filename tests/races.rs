@@ -73,7 +73,10 @@ fn verdicts_agree_with_the_times() {
                 ["trace", "floor", "error"].map(|name| race[name].as_i64().expect("a number"));
             match race["verdict"].as_str() {
                 // After the most rounds half of the interval suffices.
-                Some("trace") => assert!(floor - trace > error / 2, "{race}"),
+                Some("trace") if race["rounds"].as_u64() >= Some(60) => {
+                    assert!(floor - trace > error / 2, "{race}");
+                }
+                Some("trace") => assert!(floor - trace > error, "{race}"),
                 Some("floor") => assert!(floor - trace - error <= floor / 100, "{race}"),
                 Some("cold") => {}
                 _ => panic!("{race}"),

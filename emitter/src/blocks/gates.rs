@@ -102,7 +102,7 @@ impl Blocks {
         };
         let (mut code, relative) = match key {
             None => each_start([floor, twice]),
-            Some(_) => starts_of(key, [floor, twice, second]),
+            Some(key) => starts_of(key, [floor, twice, second]),
         };
         code.jmp();
         let field = code.len() - 4;
@@ -151,31 +151,22 @@ fn each_start([floor, twice]: [u64; 2]) -> Counting {
     let mut relative = Vec::with_capacity(5);
     let mut code = Vec::with_capacity(64);
     code.store(RCX, saved);
-    add(&mut code, 1, floor, &mut relative);
+    relative.extend(count::add(&mut code, 1).map(|field| (field + 4, floor)));
     code.mov_from(RCX, Mem::relative());
     relative.push((code.len(), twice));
-    let (mut again, mut fields) = (Vec::with_capacity(18), Vec::with_capacity(2));
-    add(&mut again, 0, floor, &mut fields);
+    let mut again = Vec::with_capacity(18);
+    let fields = count::add(&mut again, 0);
     code.jrcxz_over(i8::try_from(again.len()).expect("counting takes few bytes"));
-    relative.extend(fields.iter().map(|(end, word)| (code.len() + end, *word)));
+    relative.extend(fields.map(|field| (code.len() + field + 4, floor)));
     code.extend(&again);
     code.load(RCX, saved);
     (code, relative)
 }
 
-/// rcx and the word are the word and this number.
-fn add(code: &mut Vec<u8>, n: i32, word: u64, relative: &mut Vec<(usize, u64)>) {
-    code.mov_from(RCX, Mem::relative());
-    relative.push((code.len(), word));
-    code.lea(RCX, Mem::at(RCX).plus(n));
-    code.mov_to(Mem::relative(), RCX);
-    relative.push((code.len(), word));
-}
-
 /// Counts the executions at which the register of `key` has its value.
-fn starts_of(key: Option<KeyRegister>, [floor, twice, second]: [u64; 3]) -> Counting {
+fn starts_of(key: KeyRegister, [floor, twice, second]: [u64; 3]) -> Counting {
     let saved = offset::STUB_SAVE + 8 * SAVE_RCX;
-    let (counting, fields) = count::code_if(key);
+    let (counting, fields) = count::code_if(Some(key));
     let mut code = Vec::with_capacity(160);
     let mut relative = Vec::with_capacity(5);
     relative.extend(fields.map(|field| (field + 4, floor)));

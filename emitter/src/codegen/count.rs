@@ -41,13 +41,18 @@ pub(crate) fn code_adding(n: i32) -> (Vec<u8>, [usize; 2]) {
     let saved = offset::STUB_SAVE + 8 * SAVE;
     let mut code = Vec::with_capacity(36);
     code.store(RCX, saved);
+    let fields = add(&mut code, n);
+    code.load(RCX, saved);
+    (code, fields)
+}
+
+/// rcx and the word become the word and this number. Returns the offsets of the fields.
+pub(crate) fn add(code: &mut Vec<u8>, n: i32) -> [usize; 2] {
     code.mov_from(RCX, Mem::relative());
     let load = code.len() - 4;
     code.lea(RCX, Mem::at(RCX).plus(n));
     code.mov_to(Mem::relative(), RCX);
-    let store = code.len() - 4;
-    code.load(RCX, saved);
-    (code, [load, store])
+    [load, code.len() - 4]
 }
 
 /// A register of the guest's and the value that it has where an iteration starts: its number and the
@@ -59,11 +64,7 @@ pub(crate) fn code_if(key: Option<KeyRegister>) -> (Vec<u8>, [usize; 2]) {
     let Some((register, value)) = key else { return code() };
     let saved = offset::STUB_SAVE + 8 * SAVE;
     let mut counting = Vec::with_capacity(18);
-    counting.mov_from(RCX, Mem::relative());
-    let load = counting.len() - 4;
-    counting.lea(RCX, Mem::at(RCX).plus(1));
-    counting.mov_to(Mem::relative(), RCX);
-    let store = counting.len() - 4;
+    let fields = add(&mut counting, 1);
     let mut code = Vec::with_capacity(64);
     code.store(RCX, saved);
     code.mov_imm_64(RCX, value.wrapping_neg());
@@ -74,7 +75,7 @@ pub(crate) fn code_if(key: Option<KeyRegister>) -> (Vec<u8>, [usize; 2]) {
     let before = code.len();
     code.extend(&counting);
     code.load(RCX, saved);
-    (code, [before + load, before + store])
+    (code, fields.map(|field| before + field))
 }
 
 /// How a trace counts the starts of iterations, for a race.

@@ -173,17 +173,15 @@ fn canonical(
     host: &Host,
     allocator: &mut Allocator,
 ) -> Result<CompiledCode, CodegenError> {
-    if let Some(starts) = host.starts {
-        if let Some(counting) = loop_starts::counting(version, &starts) {
-            let entry = EntryLocations { added: loop_starts::ADDED, ..EntryLocations::default() };
-            if let Ok(code) = generate(&counting, &entry, false, host, allocator) {
-                return Ok(code);
-            }
+    if let Some(counting) = host.starts.and_then(|starts| loop_starts::counting(version, &starts)) {
+        let entry = EntryLocations { added: loop_starts::ADDED, ..EntryLocations::default() };
+        if let Ok(code) = generate(&counting, &entry, false, host, allocator) {
+            return Ok(code);
         }
-        let in_memory = Host { starts: Some(Starts { own: None, ..starts }), ..host.clone() };
-        return generate(version, &EntryLocations::default(), false, &in_memory, allocator);
     }
-    generate(version, &EntryLocations::default(), false, host, allocator)
+    let starts = host.starts.map(|starts| Starts { own: None, ..starts });
+    let host = Host { starts, ..host.clone() };
+    generate(version, &EntryLocations::default(), false, &host, allocator)
 }
 
 /// Compiles the resolved stub of an exit, in the region `pc`: see [`exit_entry::stub`].

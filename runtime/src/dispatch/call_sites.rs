@@ -75,10 +75,9 @@ const GIVEN_UP: u32 = 1 << 16;
 const MOST_COUNTED: usize = 1 << 16;
 /// The most stubs of one site (guess: each takes less than a nanosecond when it is passed over).
 const MOST_NUMBERS: u32 = 4;
-/// The fewest and the most instructions that are interpreted to observe a site (guess; each takes
-/// some 0.2 µs, or 10 if it is the first time). In between, it is half the number of its traps.
+/// The fewest instructions that are interpreted to observe a site (guess; each takes some 0.2 µs, or 10
+/// if it is the first time). More are half the number of its traps.
 const FEWEST_STEPS: u32 = 64;
-const MOST_STEPS: u32 = 4096;
 /// From so many traps on more are interpreted, [`STEPS_FOR_A_TRAP`] of them for each, which takes about as
 /// long as the traps did: a program may compute for long between two calls (`openssl dgst` executes 100,000
 /// instructions for each `read`).
@@ -135,7 +134,7 @@ pub struct Approach {
 impl Approach {
     fn new(call: u64, nr: u32, traps: u32) -> Approach {
         let steps = match traps {
-            0..PATIENT => (traps / 2).clamp(FEWEST_STEPS, MOST_STEPS),
+            0..PATIENT => (traps / 2).max(FEWEST_STEPS),
             PATIENT.. => traps.saturating_mul(STEPS_FOR_A_TRAP),
         };
         Approach { call, nr, last: 0, steps }

@@ -112,7 +112,7 @@ pub struct Dispatcher {
     racing: Racing,
     rests: Rests,
     /// When traces that have got side traces may race again.
-    extended: Option<u64>,
+    race_again: Option<u64>,
     /// The recording under way is for nothing else than a loop of an interpreted program.
     only_guest_loops: bool,
 }
@@ -143,7 +143,7 @@ impl Dispatcher {
             entrances: Entrances::default(),
             racing: Racing::default(),
             rests: Rests::default(),
-            extended: None,
+            race_again: None,
             only_guest_loops: false,
         };
         dispatcher.count_heads();

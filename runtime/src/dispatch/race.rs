@@ -185,7 +185,7 @@ impl Dispatcher {
     /// A trace was installed: it may be the racer, or belong to it.
     pub(super) fn trace_installed(&mut self) {
         self.racing.changed();
-        self.extended = Some(0);
+        self.race_again = Some(0);
         let racer = self.machine.fragments().and_then(|mut fragments| fragments.next_racer());
         let own = match &self.racing {
             Racing::Idle => None,
@@ -217,12 +217,12 @@ impl Dispatcher {
     /// Lets traces that were kept race again if they have got side traces since. The thread is outside.
     fn race_extended(&mut self) {
         if !matches!(self.racing, Racing::Idle)
-            || self.extended.is_none_or(|time| thread_time() < time)
+            || self.race_again.is_none_or(|time| thread_time() < time)
         {
             return;
         }
         if let Some(mut fragments) = self.machine.fragments() {
-            self.extended = fragments.race_extended();
+            self.race_again = fragments.race_extended();
             self.next_race(&mut fragments);
         }
     }
