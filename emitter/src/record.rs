@@ -6,7 +6,7 @@
 //! code never computed is computed here. [`dynasour_ir::semantics`] alone defines the operations.
 //!
 //! Data: [`Record`], which its fragment owns. Invariants: a node refers to earlier nodes only;
-//! after [`Record::finish`] no leaf is a [`Location::Operand`]. A thread that holds the emitter
+//! after [`Record::finish`] no leaf is a [`Location::Operand`] or a [`Location::Vector`]. A thread that holds the emitter
 //! applies a record to its own context.
 //!
 //! Example: the anchor says `rax = v3 + 8`, and v3 is in the host's rbx. The nodes are
@@ -24,6 +24,8 @@ pub enum Location {
     Operand(u16),
     /// A host register.
     Reg(u8),
+    /// An XMM register. Records name none: what is in one at an exit is stored in a slot on the way out.
+    Vector(u8),
     /// A spill slot: a word of `ThreadContext::scratch`.
     Slot(u16),
     /// The host's flags, which nothing has destroyed yet.
@@ -133,8 +135,8 @@ impl Record {
                     let raw = match *location {
                         Location::Reg(r) => ctx.raw[usize::from(r)],
                         Location::Slot(s) => ctx.scratch[usize::from(s)],
-                        // `finish` has replaced the operands.
-                        Location::Operand(_) | Location::Flags => 0,
+                        // `finish` has replaced the operands; no record names a vector register.
+                        Location::Operand(_) | Location::Vector(_) | Location::Flags => 0,
                     };
                     if *ty == Ty::Flags { unpack_flags(raw) } else { raw & ty.mask() }
                 }

@@ -36,6 +36,7 @@ pub mod region;
 pub mod semantics;
 pub mod setup;
 mod side_conditions;
+pub mod split;
 pub mod text;
 pub mod types;
 pub mod validate;
@@ -49,5 +50,5 @@ pub use region::Region;
 pub use types::{AnchorId, BlockId, Gpr, Loc, NativeId, Operand, Ty, Value};
 pub use version::{
     Anchor, Block, Context, DeferredStore, Edge, Effects, Fact, GuestTerm, Inst, Mem, Native,
-    Segment, Term, Trap, Version, Via,
+    Segment, Split, Term, Trap, Version, Via,
 };

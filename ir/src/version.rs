@@ -135,13 +135,25 @@ bitflags! {
     }
 }
 
+/// What happens to the explicit memory operand of a [`Native`], if it has one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Split {
+    /// The native accesses memory itself.
+    #[default]
+    No,
+    /// A load has read the operand; its value is the native's first operand.
+    Loaded,
+    /// The native computes what it would store, as its only result; a store writes it.
+    Stored,
+}
+
 /// An original guest instruction with its register and memory operands made explicit.
 ///
-/// `Inst::args` holds: base and index if `mem_size` is some; then one operand per `gpr_in`; then
-/// the flags if `flags_in`. `Inst::defs` holds one value per `gpr_out`, then the flags if
-/// `flags_out`. A register that is written partially or conditionally is also read. Vector, mask,
-/// x87 registers and MXCSR are used in place. The registers of the explicit memory operand are
-/// *not* in `gpr_in` (unless read otherwise too).
+/// `Inst::args` holds: base and index if it [has an address](Native::has_address), or the value that was
+/// loaded; then one operand per `gpr_in`; then the flags if `flags_in`. `Inst::defs` holds one value
+/// per `gpr_out`, then the flags if `flags_out`; or the value to be stored. A register that is written
+/// partially or conditionally is also read. Vector, mask, x87 registers and MXCSR are used in place. The
+/// registers of the explicit memory operand are *not* in `gpr_in` (unless read otherwise too).
 #[derive(Clone, PartialEq, Debug)]
 pub struct Native {
     /// The decoded instruction, `ip()` its guest pc, `len()` its length.
@@ -149,6 +161,8 @@ pub struct Native {
     /// Size in bytes of the explicit memory operand, if there is one (0: address only or unknown
     /// extent).
     pub mem_size: Option<u32>,
+    /// Who accesses it.
+    pub split: Split,
     /// Registers read, other than as memory base or index.
     pub gpr_in: SmallVec<[Gpr; 4]>,
     /// Registers written, as full 64-bit values.
@@ -165,6 +179,28 @@ pub struct Native {
     pub writes: SmallVec<[Loc; 2]>,
     /// Everything else it does.
     pub effects: Effects,
+}
+
+impl Native {
+    /// Does an instruction with it have an address?
+    pub fn has_address(&self) -> bool {
+        self.mem_size.is_some() && self.split == Split::No
+    }
+
+    /// The type of the value that stands for the memory operand of a native that does not access it.
+    pub fn split_ty(&self) -> Option<Ty> {
+        let size = self.mem_size.filter(|_| self.split != Split::No)?;
+        Ty::int_of_bytes(size)
+    }
+
+    /// How many of the operands come before those of `gpr_in`.
+    pub fn leading_args(&self) -> usize {
+        match self.split {
+            Split::No => 2 * usize::from(self.mem_size.is_some()),
+            Split::Loaded => 1,
+            Split::Stored => 0,
+        }
+    }
 }
 
 /// A store that has been moved out of the hot path and is performed, in order, when its anchor is

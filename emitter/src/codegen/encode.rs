@@ -22,6 +22,7 @@ use crate::codegen::instruction::{build, location, rebuild, restore, save, slot}
 use crate::codegen::loop_alignment;
 use crate::codegen::mach::{End, EndRsp, Kind, MFunc, MInst, Site};
 use crate::codegen::piece::Piece;
+use crate::codegen::vectors;
 use crate::record::Location;
 use dynasour_guest::context::offset;
 use dynasour_guest::lift::class::sets_x87_pointer;
@@ -243,6 +244,7 @@ impl Emit<'_> {
         let record = self.f.block_succs(Block::new(split)).first()?.index();
         let direct =
             !self.host.counts && self.exits.is_moveless(split) && self.exits.is_moveless(record);
+        let direct = direct && self.homes.vectors.is_empty();
         (direct && field as usize % FIELD <= FIELD - 4).then_some(field)
     }
 
@@ -252,6 +254,9 @@ impl Emit<'_> {
             (Location::Reg(a), Location::Reg(b)) => self.code().mov(b, a),
             (Location::Slot(s), Location::Reg(b)) => self.code().load(b, slot(s)),
             (Location::Reg(a), Location::Slot(s)) => self.code().store(a, slot(s)),
+            (Location::Vector(a), Location::Vector(b)) => vectors::copy(self.code(), b, a),
+            (Location::Slot(s), Location::Vector(b)) => vectors::load(self.code(), b, slot(s)),
+            (Location::Vector(a), Location::Slot(s)) => vectors::store(self.code(), a, slot(s)),
             // The allocator resolves slot-to-slot moves through a register.
             _ => {}
         }
@@ -278,6 +283,8 @@ impl Emit<'_> {
                     self.load_extended(components);
                 }
                 self.r.inside.1 = self.at();
+                let homes = self.homes;
+                homes.vectors.iter().for_each(|&(r, s)| vectors::save(self.code(), r, slot(s)));
                 self.count(What::Entered);
             }
             Kind::Poll => {}
@@ -287,15 +294,16 @@ impl Emit<'_> {
                 self.last = (!self.in_cold).then(|| self.at());
                 self.code().instruction(&inst)?;
             }
-            Kind::Native(original, address) => {
-                let inst = rebuild(original, address.as_ref(), allocs);
+            Kind::Native(original, place) => {
+                let inst = rebuild(original, *place, allocs, self.first_slot)?;
+                let ip = original.inst.ip();
                 self.fault_here(m);
                 if !self.in_cold {
-                    self.r.natives.push((self.hot.here() as u32, original.ip()));
+                    self.r.natives.push((self.hot.here() as u32, ip));
                 }
                 self.code().instruction(&inst)?;
-                if sets_x87_pointer(original.code()) {
-                    self.code().store_word(offset::X87_PC, original.ip());
+                if sets_x87_pointer(original.inst.code()) {
+                    self.code().store_word(offset::X87_PC, ip);
                 }
             }
             Kind::Const(c) => {
@@ -338,6 +346,7 @@ impl Emit<'_> {
             }
             Kind::Record(record) if self.exits.stands_in_split(*record) => {}
             Kind::Record(record) => {
+                self.restore_vectors();
                 let at = self.link(Target::LeaveRaw);
                 self.r.records.push(EncodedRecord { record: *record, at, out: None });
             }
@@ -378,6 +387,7 @@ impl Emit<'_> {
         if let Kind::Record(record) = self.f.insts[self.f.block_insns(next).first().index()].kind
             && self.exits.is_only_split(record, block)
         {
+            self.restore_vectors();
             let at = self.link(Target::Cold(0));
             let out = self.at();
             if let Some(target) = self.code().last_target() {
@@ -461,8 +471,15 @@ impl Emit<'_> {
         self.code().relocate(Target::Exit(site));
     }
 
+    /// Gives the guest the XMM registers that were borrowed.
+    fn restore_vectors(&mut self) {
+        let homes = self.homes;
+        homes.vectors.iter().for_each(|&(r, s)| vectors::restore(self.code(), r, slot(s)));
+    }
+
     fn end(&mut self, end: &End, allocs: &[Allocation]) {
         self.count(What::Executed(end.site));
+        self.restore_vectors();
         match end.rsp {
             EndRsp::Same => {}
             EndRsp::Plus(c) => self.code().lea(RSP, Mem::at(RSP).plus(c)),
@@ -470,7 +487,7 @@ impl Emit<'_> {
             EndRsp::Op(i) => match location(allocs[usize::from(i)], self.first_slot) {
                 Location::Slot(s) => self.code().load(RSP, slot(s)),
                 Location::Reg(r) => self.code().mov(RSP, r),
-                Location::Operand(_) | Location::Flags => return,
+                Location::Operand(_) | Location::Vector(_) | Location::Flags => return,
             },
         }
         for (r, c) in &end.consts {

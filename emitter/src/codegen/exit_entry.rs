@@ -115,6 +115,7 @@ impl Prefix {
             Location::Slot(s) => 1 << 16 | u32::from(s),
             Location::Operand(n) => 2 << 16 | u32::from(n),
             Location::Flags => 3 << 16,
+            Location::Vector(r) => 4 << 16 | u32::from(r),
         };
         let flags = ty == Ty::Flags;
         let param = match self.by_place.get(&(number, flags)) {

@@ -6,7 +6,9 @@
 //! instruction remains between them, the guard's own jump leads to the exit's destination.
 
 use crate::codegen::mach::MFunc;
-use regalloc2::{Allocation, Block, Edit, Function, Inst, InstOrEdit, OperandConstraint, Output};
+use regalloc2::{
+    Allocation, Block, Edit, Function, Inst, InstOrEdit, OperandConstraint, Output, RegClass,
+};
 use rustc_hash::FxHashMap;
 
 /// The ways from the sites of a function to their records.
@@ -86,15 +88,16 @@ impl Exits {
         self.moveless[block]
     }
 
-    /// The registers that the code uses: bit n is register n.
-    pub fn used_registers(&self, f: &MFunc, out: &Output) -> u16 {
+    /// The registers of a class that the code uses: bit n is register n.
+    pub fn used_registers(&self, f: &MFunc, out: &Output, class: RegClass) -> u16 {
         let here = |i: &usize| !self.still[*i];
         let allocs = (0..f.insts.len())
             .filter(here)
             .flat_map(|i| out.inst_allocs(Inst::new(i)).iter().copied());
         let edits = out.edits.iter().filter(|(point, _)| here(&point.inst().index()));
         let moved = edits.flat_map(|(_, Edit::Move { from, to })| [*from, *to]);
-        allocs.chain(moved).filter_map(|a| a.as_reg()).fold(0, |set, r| set | 1 << r.hw_enc())
+        let registers = allocs.chain(moved).filter_map(|a| a.as_reg());
+        registers.filter(|r| r.class() == class).fold(0, |set, r| set | 1 << r.hw_enc())
     }
 }
 

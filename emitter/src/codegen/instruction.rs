@@ -6,12 +6,14 @@
 
 use crate::asm::{Asm, Assembler};
 use crate::codegen::encoded::Target;
-use crate::codegen::mach::{Addr, AddrReg, Opnd};
+use crate::codegen::mach::{Addr, AddrReg, Opnd, Place};
 use crate::codegen::x86::{Size, register};
 use crate::record::Location;
 use dynasour_guest::context::offset;
+use dynasour_ir::Native;
+use dynasour_ir::split::Form;
 use iced_x86::{Code, IcedError, Instruction, MemoryOperand, OpKind, Register};
-use regalloc2::Allocation;
+use regalloc2::{Allocation, RegClass};
 
 /// Stores a register in a slot.
 pub fn save(code: &mut Asm<Target>, r: u8, s: u16) {
@@ -31,6 +33,7 @@ fn r64(r: u8) -> Register {
 /// Where the allocator put something.
 pub fn location(a: Allocation, first_slot: u16) -> Location {
     match (a.as_reg(), a.as_stack()) {
+        (Some(r), _) if r.class() == RegClass::Float => Location::Vector(r.hw_enc() as u8),
         (Some(r), _) => Location::Reg(r.hw_enc() as u8),
         (_, Some(s)) => Location::Slot(first_slot + s.index() as u16),
         _ => Location::Operand(0),
@@ -82,6 +85,27 @@ fn set_memory(inst: &mut Instruction, m: &MemoryOperand) {
     inst.set_segment_prefix(m.segment_prefix);
 }
 
+/// Makes a register or a spill slot operand `n`.
+fn set_place(inst: &mut Instruction, n: u32, place: Location, size: Size) -> Result<(), IcedError> {
+    let register = match place {
+        Location::Slot(s) => {
+            inst.try_set_op_kind(n, OpKind::Memory)?;
+            set_memory(inst, &slot_operand(s));
+            return Ok(());
+        }
+        Location::Reg(r) => register(usize::from(r), size),
+        Location::Vector(r) => xmm(r),
+        Location::Operand(_) | Location::Flags => return Ok(()),
+    };
+    inst.try_set_op_kind(n, OpKind::Register)?;
+    inst.try_set_op_register(n, register)
+}
+
+/// An XMM register by its number.
+fn xmm(r: u8) -> Register {
+    Register::XMM0 + u32::from(r)
+}
+
 /// One instruction from its code and operands.
 pub fn build(
     code: Code,
@@ -102,17 +126,12 @@ pub fn build(
                 inst.try_set_op_kind(n, OpKind::Memory)?;
                 set_memory(&mut inst, &memory(addr, allocs));
             }
-            Opnd::Op(i, size) => match location(allocs[usize::from(*i)], first_slot) {
-                Location::Slot(s) => {
-                    inst.try_set_op_kind(n, OpKind::Memory)?;
-                    set_memory(&mut inst, &slot_operand(s));
-                }
-                Location::Reg(r) => {
-                    inst.try_set_op_kind(n, OpKind::Register)?;
-                    inst.try_set_op_register(n, register(usize::from(r), *size))?;
-                }
-                Location::Operand(_) | Location::Flags => {}
-            },
+            Opnd::Op(i, size) => {
+                set_place(&mut inst, n, location(allocs[usize::from(*i)], first_slot), *size)?;
+            }
+            Opnd::Vector(i) => {
+                set_place(&mut inst, n, location(allocs[usize::from(*i)], first_slot), Size::B8)?;
+            }
             Opnd::Imm(i) => {
                 let kind = immediate_kind(code, n);
                 inst.try_set_op_kind(n, kind)?;
@@ -152,13 +171,46 @@ fn immediate_kind(code: Code, n: u32) -> OpKind {
     }
 }
 
+/// `insertps`: element 0 of the source becomes element 0, and the others zero.
+const LOW_ELEMENT_ONLY: i64 = 0b1110;
+
 /// An original instruction with its explicit memory operand replaced.
-pub fn rebuild(original: &Instruction, addr: Option<&Addr>, allocs: &[Allocation]) -> Instruction {
-    let mut inst = *original;
-    if let Some(addr) = addr {
-        set_memory(&mut inst, &memory(addr, allocs));
+pub fn rebuild(
+    original: &Native,
+    place: Place,
+    allocs: &[Allocation],
+    first_slot: u16,
+) -> Result<Instruction, IcedError> {
+    let mut inst = original.inst;
+    let of = |i: u8| location(allocs[usize::from(i)], first_slot);
+    match place {
+        Place::Nothing => {}
+        Place::Memory(addr) => set_memory(&mut inst, &memory(&addr, allocs)),
+        Place::General(i) => {
+            let size = if original.mem_size == Some(8) { Size::B8 } else { Size::B4 };
+            set_place(&mut inst, 1, of(i), size)?;
+        }
+        Place::Vector(i) => {
+            if let (Location::Vector(_), Some(Form::Vector(code) | Form::Either(code))) =
+                (of(i), original.form())
+            {
+                inst.set_code(code);
+            }
+            set_place(&mut inst, 1, of(i), Size::B8)?;
+        }
+        Place::Result(i) => {
+            let operands = [Opnd::Vector(i), Opnd::Phys(inst.op1_register())];
+            inst = match original.mem_size {
+                Some(8) => build(Code::Movq_xmm_xmmm64, &operands, allocs, first_slot)?,
+                _ => {
+                    let [to, from] = operands;
+                    let operands = [to, from, Opnd::Imm(LOW_ELEMENT_ONLY)];
+                    build(Code::Insertps_xmm_xmmm32_imm8, &operands, allocs, first_slot)?
+                }
+            };
+        }
     }
-    inst
+    Ok(inst)
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@
 //! ```
 
 mod passages;
+mod vectors;
 
 use crate::codegen::compiled::{At, CompiledCode};
 use crate::codegen::encoded::{Encoded, EncodedGuard, Target};
@@ -197,12 +198,23 @@ impl<'c> LiftedCode<'c> {
         let slot = |slot: usize, value: u64| word(offset::SCRATCH + 8 * slot, value);
         let slots = slots.iter().enumerate().filter(|(_, value)| **value != 0);
         let saves = self.code.registers.saves.iter();
+        let vectors = self.code.registers.vectors.iter();
         let others = [(offset::FS_BASE, fs), (offset::GS_BASE, gs), (offset::THIS, CONTEXT.start)];
         slots
             .map(|(i, value)| slot(i, *value))
             .chain(saves.map(|&(r, s)| slot(usize::from(s), host.gpr[usize::from(r)])))
             .chain(others.map(|(at, value)| word(at, value)))
+            .chain(vectors.map(|&(r, _)| (vectors::word(r), vectors::guests(r))))
             .collect()
+    }
+
+    /// The guest must have its own in the XMM registers that were borrowed.
+    fn check_vectors(&self, mut load: impl FnMut(u64) -> Option<u64>) -> Result<(), String> {
+        let mut borrowed = self.code.registers.vectors.iter().map(|(r, _)| *r);
+        match borrowed.find(|r| load(vectors::word(*r)) != Some(vectors::guests(*r))) {
+            Some(r) => Err(format!("xmm{r} is not given back")),
+            None => Ok(()),
+        }
     }
 
     fn site(
@@ -268,7 +280,13 @@ impl Code for LiftedCode<'_> {
             return None;
         }
         let image = &self.image;
-        let block = self.blocks.entry(pc).or_insert_with(|| lift_block(pc, image, MAX_BLOCK));
+        let borrowed = self.code.registers.vectors.iter().fold(0, |set, (r, _)| set | 1 << r);
+        let natives = &self.tables.natives;
+        let block = self.blocks.entry(pc).or_insert_with(|| {
+            let mut block = lift_block(pc, image, MAX_BLOCK);
+            vectors::modelled(&mut block.version, natives, borrowed);
+            block
+        });
         Some(&block.version)
     }
 }
@@ -302,7 +320,7 @@ impl Lowered for LiftedCode<'_> {
             let place = match *location {
                 Location::Reg(r) => &mut host.gpr[usize::from(r)],
                 Location::Slot(s) => &mut slots[usize::from(s)],
-                Location::Operand(_) | Location::Flags => continue,
+                Location::Operand(_) | Location::Vector(_) | Location::Flags => continue,
             };
             match ty {
                 Ty::I1 => *place &= !0xfe,
@@ -322,6 +340,7 @@ impl Lowered for LiftedCode<'_> {
     fn leave(&self, at: u64, state: &State, load: &dyn Fn(u64) -> u64) -> Result<Left, String> {
         let as_it_is = |pc| Left { pc, state: state.clone(), stores: Vec::new() };
         let next_pc = || load(CONTEXT.start + offset::NEXT_PC as u64);
+        self.check_vectors(|address| Some(load(address)))?;
         match at {
             LEAVE_CANONICAL => {
                 let (_, site) = self.site(load)?;
@@ -356,8 +375,10 @@ impl Provable for LiftedCode<'_> {
     fn words(&self) -> Vec<(u64, Word)> {
         let word = |at: usize, word: Word| (CONTEXT.start + at as u64, word);
         let saves = self.code.registers.saves.iter();
+        let vectors = self.code.registers.vectors.iter();
         saves
             .map(|&(r, slot)| (passages::slot(slot), Word::Register(Gpr::new(r))))
+            .chain(vectors.map(|&(r, _)| (vectors::word(r), Word::Number(vectors::guests(r)))))
             .chain([
                 word(offset::FS_BASE, Word::Base(Segment::Fs)),
                 word(offset::GS_BASE, Word::Base(Segment::Gs)),
@@ -385,6 +406,7 @@ impl Provable for LiftedCode<'_> {
         load: &mut dyn FnMut(u64, u32) -> Option<u64>,
     ) -> Result<Version, String> {
         let region = self.code.region;
+        self.check_vectors(|address| load(address, 8))?;
         if self.code.encoded.tails.iter().any(|t| HOT + u64::from(t.start) == at) {
             return Ok(passages::canonical(region, None));
         }

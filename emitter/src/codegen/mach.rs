@@ -12,8 +12,8 @@
 //! that a fault leaves.
 
 use crate::codegen::x86::{self, Size};
-use dynasour_ir::AnchorId;
-use iced_x86::{Code, Instruction, Register};
+use dynasour_ir::{AnchorId, Native};
+use iced_x86::{Code, Register};
 use regalloc2::{Block, Inst, InstRange, Operand as RaOperand, PReg, PRegSet, RegClass, VReg};
 use smallvec::SmallVec;
 
@@ -32,6 +32,16 @@ pub fn preg(number: usize) -> PReg {
 /// A virtual register.
 pub fn vreg(number: usize) -> VReg {
     VReg::new(number, RegClass::Int)
+}
+
+/// An XMM register as the allocator names it.
+pub fn vector_preg(number: usize) -> PReg {
+    PReg::new(number, RegClass::Float)
+}
+
+/// A virtual XMM register.
+pub fn vector_vreg(number: usize) -> VReg {
+    VReg::new(number, RegClass::Float)
 }
 
 /// Base or index of an address.
@@ -78,12 +88,29 @@ impl Addr {
 pub enum Opnd {
     /// An allocator operand: a register, or its spill slot.
     Op(u8, Size),
+    /// An allocator operand: an XMM register, or its spill slot.
+    Vector(u8),
     /// An immediate.
     Imm(i64),
     /// Memory.
     Mem(Addr),
     /// This very register.
     Phys(Register),
+}
+
+/// What stands for the explicit memory operand of an original instruction.
+#[derive(Clone, Copy, Debug)]
+pub enum Place {
+    /// It has none.
+    Nothing,
+    /// Memory.
+    Memory(Addr),
+    /// An allocator operand that is an XMM register, or its spill slot.
+    Vector(u8),
+    /// An allocator operand that is a general register, or its spill slot.
+    General(u8),
+    /// An allocator operand that is an XMM register, which the instruction sets instead of memory.
+    Result(u8),
 }
 
 /// How a trace ends: constants and the stack pointer are set here, all else by fixed uses.
@@ -129,7 +156,7 @@ pub enum Kind {
     /// `add al, 0x7f; sahf`: the packed form in rax to flags.
     RestoreFlags,
     /// An original instruction, its memory operand replaced.
-    Native(Box<Instruction>, Option<Addr>),
+    Native(Box<Native>, Place),
     /// To the site's exit if the condition (encoding number) holds.
     Jcc(u8),
     /// To the site's exit always.
@@ -181,12 +208,18 @@ impl MInst {
                         | M::Shlx
                         | M::Shrx
                         | M::Sarx
+                        | M::Movd
+                        | M::Movq
+                        | M::Movss
+                        | M::Movsd
                 );
                 !spares
                     && !x86::SETCC.contains(code)
                     && !x86::CMOVCC.iter().flatten().any(|c| c == code)
             }
-            Kind::Native(original, _) => original.rflags_modified() != iced_x86::RflagsBits::NONE,
+            Kind::Native(original, _) => {
+                original.inst.rflags_modified() != iced_x86::RflagsBits::NONE
+            }
             Kind::RestoreFlags => true,
             Kind::FragmentEntry
             | Kind::Const(_)

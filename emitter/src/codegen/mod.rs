@@ -43,6 +43,7 @@ pub mod mach;
 pub(crate) mod passage;
 pub(crate) mod piece;
 mod registers;
+pub(crate) mod vectors;
 pub(crate) mod x86;
 
 pub use compiled::CompiledCode;
@@ -63,7 +64,7 @@ use crate::record::Record;
 use compiled::{At, CompiledSite, Registers};
 use dynasour_guest::context::SCRATCH_WORDS;
 use dynasour_ir::{Gpr, Version};
-use regalloc2::{Function, Output, RegAllocError};
+use regalloc2::{Function, Output, RegAllocError, RegClass};
 use smallvec::SmallVec;
 
 /// The first spill slots belong to the sixteen registers by number: a borrowed register waits in
@@ -208,18 +209,31 @@ pub(crate) fn generate(
     host: &Host,
     allocator: &mut Allocator,
 ) -> Result<CompiledCode, CodegenError> {
-    let Selected { blocks, sites, records, record_ops, num_vregs, touched, uses_vector } =
-        lower(version, host.cpu, entry)?;
+    let Selected {
+        blocks,
+        sites,
+        records,
+        record_ops,
+        num_vregs,
+        touched,
+        uses_vector,
+        free_vectors,
+    } = lower(version, host.cpu, entry)?;
     let function = MFunc::new(blocks, &sites, record_ops, num_vregs);
-    let out = allocator.run(&function, touched)?;
+    let out = allocator.run(&function, touched, free_vectors)?;
     let first_slot = entry.first_slot.max(REGISTER_SLOTS);
-    let end_of_slots = first_slot + out.num_spillslots as u32;
+    let exits = Exits::of(&function, out);
+    let vectors = exits.used_registers(&function, out, RegClass::Float);
+    let first_vector = first_slot + out.num_spillslots as u32;
+    let end_of_slots = first_vector + 2 * vectors.count_ones();
     if end_of_slots as usize > SCRATCH_WORDS {
         return Err(CodegenError::Slots(end_of_slots as usize));
     }
-    let exits = Exits::of(&function, out);
-    let borrowed = exits.used_registers(&function, out) & !touched & !entry.saved_registers();
-    let homes = homes(borrowed, entry, (uses_vector && !live).then_some(host.cpu.xstate_mask));
+    let borrowed =
+        exits.used_registers(&function, out, RegClass::Int) & !touched & !entry.saved_registers();
+    let mut homes = homes(borrowed, entry, (uses_vector && !live).then_some(host.cpu.xstate_mask));
+    let slots = (first_vector as u16..).step_by(2);
+    homes.vectors = (0..16).filter(|r| vectors & 1 << r != 0).zip(slots).collect();
     let mut records: Vec<Record> = records.into_iter().map(|(_, record)| record).collect();
     finish_records(&mut records, &function, out, &exits, first_slot as u16, &homes);
     let checked = entry.is_canonical().then_some(&host.checked);
@@ -250,6 +264,7 @@ pub(crate) fn generate(
             touched: touched | borrowed | entry.saved_registers(),
             saves: homes.save,
             restores: homes.restore,
+            vectors: homes.vectors,
             spill_slots: out.num_spillslots as u32,
             end_of_slots,
             hot_moves: hot_moves(&function, out),
@@ -264,8 +279,8 @@ pub(crate) fn generate(
 /// Where the guest's registers wait that the fragment borrows: saved at entry, and in their slots
 /// ever after.
 fn homes(borrowed: u16, entry: &EntryLocations, extended: Option<u64>) -> Homes {
-    let mut homes =
-        Homes { extended, save: SmallVec::new(), restore: SmallVec::from_slice(&entry.saved) };
+    let restore = SmallVec::from_slice(&entry.saved);
+    let mut homes = Homes { extended, restore, ..Homes::default() };
     for r in (0..16u8).filter(|r| borrowed & 1 << r != 0) {
         homes.save.push((r, u16::from(r)));
         homes.restore.push((r, u16::from(r)));

@@ -2,13 +2,14 @@
 //!
 //! The registers that hold guest state which the version uses come first. All others are *borrowed*
 //! when they are needed: saved at entry and restored at exits. The stack pointer is never
-//! allocated: it keeps the guest's value, so that a signal finds the guest's stack.
+//! allocated: it keeps the guest's value, so that a signal finds the guest's stack. XMM registers hold values of
+//! the version's own only where no original instruction in it names them; these are borrowed, too.
 //!
 //! Data: [`Allocator`], the buffers that regalloc2 uses again. Each compiling thread has its own;
 //! no lock.
 
 use super::CodegenError;
-use crate::codegen::mach::{MFunc, preg};
+use crate::codegen::mach::{MFunc, preg, vector_preg};
 use regalloc2::{Algorithm, MachineEnv, Output, PReg, RegallocOptions};
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
@@ -27,11 +28,17 @@ pub struct Allocator(regalloc2::Ctx);
 unsafe impl Send for Allocator {}
 
 impl Allocator {
-    /// Allocates; `touched` are the registers with guest state of the version's own (bit n is
-    /// register n).
-    pub(super) fn run(&mut self, function: &MFunc, touched: u16) -> Result<&Output, CodegenError> {
+    /// Allocates; `touched` are the registers with guest state of the version's own, `vectors` the XMM
+    /// registers that no instruction names (bit n is register n).
+    pub(super) fn run(
+        &mut self,
+        function: &MFunc,
+        touched: u16,
+        vectors: u16,
+    ) -> Result<&Output, CodegenError> {
+        let vectors = (0..16).filter(|n| vectors & 1 << n != 0).map(vector_preg).collect();
         let env = MachineEnv {
-            preferred_regs_by_class: [registers(touched), Vec::new(), Vec::new()],
+            preferred_regs_by_class: [registers(touched), vectors, Vec::new()],
             non_preferred_regs_by_class: [
                 registers(!touched & ALLOCATABLE),
                 Vec::new(),

@@ -16,7 +16,7 @@
 
 use super::class::ClassEntry;
 use super::operand::{Address, Emit};
-use dynasour_ir::{Effects, Gpr, Loc, Native, Operand};
+use dynasour_ir::{Effects, Gpr, Loc, Native, Operand, Split};
 use iced_x86::{
     CodeSize, Instruction, InstructionInfo, InstructionInfoFactory, Mnemonic as M, OpAccess,
     OpKind, Register, RflagsBits as R,
@@ -321,6 +321,7 @@ impl Emit<'_, '_> {
         let native = Native {
             inst,
             mem_size: explicit.then_some(if access == OpAccess::NoMemAccess { 0 } else { size }),
+            split: Split::No,
             gpr_in: numbers(uses.gpr_read).collect(),
             gpr_out: numbers(uses.gpr_written).collect(),
             flags_in,

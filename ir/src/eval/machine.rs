@@ -72,7 +72,7 @@ pub trait Machine {
     }
 
     /// Executes an original instruction. `address` is that of its explicit memory operand; `inputs`
-    /// are the `gpr_in` values, then the flags if `flags_in`; `outputs` receives `gpr_out`, then
+    /// are the value that was loaded for it, if one was, the `gpr_in` values, then the flags if `flags_in`; `outputs` receives `gpr_out`, then
     /// the flags.
     fn native(
         &mut self,

@@ -11,12 +11,13 @@
 //!
 //! ```text
 //! n0 = paddd xmm0, [rdi]       xmm0 = f(ip, address of no input, xmm0, 16 bytes at rdi)
+//! n1 = addsd xmm0, [rdi]       the same with 8 bytes, whether it loads them itself or gets their value
 //! ```
 
 use super::machine::{Fault, Machine};
 use crate::semantics::ARITH_FLAGS;
 use crate::types::Loc;
-use crate::version::{Effects, Native, Segment};
+use crate::version::{Effects, Native, Segment, Split};
 use rustc_hash::FxHasher;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -120,9 +121,17 @@ pub(crate) fn run(
 ) -> Result<(), Fault> {
     let ip = native.inst.ip();
     let mut hasher = FxHasher::default();
+    let size = native.mem_size.unwrap_or(0);
+    let (loaded, inputs) = match (native.split, inputs) {
+        (Split::Loaded, [value, rest @ ..]) => (Some(*value), rest),
+        _ => (None, inputs),
+    };
     (ip, inputs).hash(&mut hasher);
     machine.in_place().hash_read(native, &mut hasher);
-    let size = native.mem_size.unwrap_or(0);
+    if let Some(value) = loaded {
+        // As if the native had read them.
+        (0..size).for_each(|i| ((value >> (8 * i)) as u8).hash(&mut hasher));
+    }
     let accesses = native.effects.intersects(Effects::READ | Effects::WRITE);
     let memory = address.filter(|_| accesses && size > 0).map(|a| (a, u64::from(size)));
     if let Some((start, size)) = memory {
@@ -144,12 +153,16 @@ pub(crate) fn run(
     }
     // The address counts as an input only of a native that computes with it (lea, bt on memory), not of
     // one that accesses memory.
-    if memory.is_none() {
+    if memory.is_none() && native.split == Split::No {
         address.hash(&mut hasher);
     }
     let seed = hasher.finish();
     let nth =
         |n: u64| (seed ^ n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    let stored = |machine: &_, i: u64| {
+        let chosen = Uninterpreted::chosen(machine, ip, STORED + i as usize);
+        chosen.unwrap_or(nth(i) >> 32) & 0xff
+    };
     if let Some((start, size)) = memory.filter(|_| native.effects.contains(Effects::WRITE)) {
         for i in 0..size {
             let at = start.wrapping_add(i);
@@ -158,8 +171,8 @@ pub(crate) fn run(
             }
         }
         for i in 0..size {
-            let byte = machine.chosen(ip, STORED + i as usize).unwrap_or(nth(i) >> 32);
-            machine.store(start.wrapping_add(i), 1, byte & 0xff)?;
+            let byte = stored(machine, i);
+            machine.store(start.wrapping_add(i), 1, byte)?;
         }
     }
     if native.effects.contains(Effects::WRITE) {
@@ -170,6 +183,10 @@ pub(crate) fn run(
         }
     }
     for (i, output) in outputs.iter_mut().enumerate() {
+        if native.split == Split::Stored {
+            *output = (0..u64::from(size)).fold(0, |v, n| v | stored(machine, n) << (8 * n));
+            continue;
+        }
         *output = machine.chosen(ip, i).unwrap_or(nth(1000 + i as u64));
         if native.flags_out && i == native.gpr_out.len() {
             *output &= ARITH_FLAGS;

@@ -9,6 +9,7 @@
 //!
 //! | file | pass | effect |
 //! | --- | --- | --- |
+//! | `split` | `split` | lets loads and stores access memory for scalar SSE instructions |
 //! | `simplify` | `simplify` | rewrite rules, value numbering, facts from guards |
 //! | `params` | `params` | removes invariant and duplicate parameters of loops |
 //! | `dce` | `dce` | removes dead code, dead parameters, unused anchors |
@@ -40,7 +41,7 @@
 //! `rules`, `conditions`, `address` and `bounds` belong to `simplify`, `alias_plan` to `alias`; `facts` and `known` to
 //! `constants` and `redundant`; `loops` to `hoist` and `licm`; `closed_form` to `continuation`.
 //!
-//! The first nine, `readonly` and `merge` make up the pipeline of recorded traces ([`PIPELINE`]), which have
+//! The first ten, `readonly` and `merge` make up the pipeline of recorded traces ([`PIPELINE`]), which have
 //! one of the shapes of `shape`; `tree` is the one with branches. `peel` and `chain` leave trees alone. The
 //! other passes work on any control flow; other placements of guards use some of them
 //! (`dynasour_tracer::placement`).
@@ -97,6 +98,7 @@ mod simplify;
 mod sink;
 mod slot_promotion;
 mod speculation;
+mod split;
 mod tree;
 mod unreachable;
 
@@ -194,6 +196,14 @@ impl Pass {
 
 /// Every pass.
 pub const PASSES: &[Pass] = &[
+    Pass {
+        name: "split",
+        about: "loads and stores access memory for scalar SSE instructions",
+        again_after: &[],
+        from_entry: false,
+        evaluator_only: false,
+        run: split::run,
+    },
     Pass {
         name: "simplify",
         about: "rewrite rules, value numbering, facts from guards",
@@ -380,6 +390,8 @@ pub const PASSES: &[Pass] = &[
 
 /// The passes that recorded traces go through, in order.
 pub const PIPELINE: &[&str] = &[
+    // First, so that the others see all accesses.
+    "split",
     // The facts within one iteration.
     "simplify",
     "readonly",

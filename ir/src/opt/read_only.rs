@@ -20,7 +20,7 @@
 use super::OptOptions;
 use super::monitor::{fixed, rely_on};
 use crate::op::Op;
-use crate::version::{Fact, Version};
+use crate::version::{Fact, Inst, Split, Version};
 
 /// Most facts about memory in one context (guess: a loop of an interpreted program has one for each
 /// dispatch; more take longer to be noted than they save).
@@ -31,7 +31,19 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
     let Some(read) = options.constant_memory.filter(|_| !version.is_base()) else { return 0 };
     let known = |f: &&Fact| matches!(f, Fact::MemEquals { .. });
     let room = MAX_FACTS.saturating_sub(version.context.facts.iter().filter(known).count());
-    let loads = version.blocks.iter().flat_map(|b| &b.insts).filter(|i| i.op == Op::Load);
+    let insts = || version.blocks.iter().flat_map(|b| &b.insts);
+    // A native reads its operand from memory sooner than a constant gets into a vector register.
+    let mut is_operand = vec![false; version.types.len()];
+    for inst in insts() {
+        let native = inst.native.and_then(|n| version.natives.get(n.index()));
+        if native.is_some_and(|n| n.split == Split::Loaded)
+            && let Some(value) = inst.args.first().and_then(|a| a.as_value())
+        {
+            is_operand[value.index()] = true;
+        }
+    }
+    let is_wanted = |i: &&Inst| i.op == Op::Load && i.def().is_some_and(|d| !is_operand[d.index()]);
+    let loads = insts().filter(is_wanted);
     let mut places: Vec<_> = loads.filter(|i| i.ty.bytes() <= 8).filter_map(fixed).collect();
     places.sort_unstable_by_key(|(ty, address)| (*address, ty.bytes()));
     places.dedup();

@@ -20,7 +20,7 @@ use crate::origin::OriginKind;
 use crate::reach::may_fault;
 use crate::types::{AnchorId, BlockId, Gpr, Loc, Operand, Ty, Value};
 use crate::validate::Tables;
-use crate::version::{Effects, Fact, Inst, Mem, Segment, Version};
+use crate::version::{Effects, Fact, Inst, Mem, Segment, Split, Version};
 use rustc_hash::FxHashMap;
 
 /// Pseudo instructions without a pc of their own, by these numbers.
@@ -501,6 +501,13 @@ impl World<'_> {
             }
             None => (None, &inst.args[..]),
         };
+        let (loaded, rest) = match (native.split, rest) {
+            (Split::Loaded, [value, rest @ ..]) => {
+                let ty = native.split_ty().ok_or("a native without the type of its operand")?;
+                (Some(self.operand(frame, *value, ty)?), rest)
+            }
+            _ => (None, rest),
+        };
         let mut inputs = Vec::new();
         for (i, operand) in rest.iter().enumerate() {
             let ty = if i < native.gpr_in.len() { Ty::I64 } else { Ty::Flags };
@@ -530,6 +537,7 @@ impl World<'_> {
         } else {
             inputs.extend(address);
         }
+        inputs.extend(loaded);
         let is_read = effects.contains(Effects::READ) && !self.private;
         let is_written = effects.contains(Effects::WRITE) && !self.private;
         if is_read {
@@ -572,6 +580,13 @@ impl World<'_> {
             || effects.intersects(Effects::NO_REPEAT | Effects::STATE);
         if writes_state || is_written {
             frame.in_place = self.terms.in_place_after(frame.in_place, app);
+        }
+        if native.split == Split::Stored {
+            let value = self.terms.output(app, STORED as u32, 8 * size);
+            if let Some(def) = inst.def() {
+                frame.values[def.index()] = Some(facts.seen(&mut self.terms, value));
+            }
+            return Ok(());
         }
         for (i, def) in inst.defs.iter().enumerate() {
             let index = match &host {

@@ -95,9 +95,15 @@ fn straight(rng: &mut Rng) -> GuestInst {
                 NativeKind::Vector,
                 NativeKind::NoRepeat,
                 NativeKind::VectorLoad,
+                NativeKind::ScalarLoad,
             ];
-            let rare =
-                [NativeKind::VectorStore, NativeKind::Fence, NativeKind::Scan, NativeKind::Fill];
+            let rare = [
+                NativeKind::VectorStore,
+                NativeKind::ScalarStore,
+                NativeKind::Fence,
+                NativeKind::Scan,
+                NativeKind::Fill,
+            ];
             GuestInst::Native(if rng.one_in(3) { rng.pick(&rare) } else { rng.pick(&kinds) })
         }
     }

@@ -19,7 +19,7 @@ use crate::builder::Builder;
 use crate::eval::check::Code;
 use crate::op::{Cond, FlagOp, Op};
 use crate::types::{Gpr, Loc, Operand, Ty};
-use crate::version::{Block, Effects, GuestTerm, Mem, Native, Segment, Term, Version};
+use crate::version::{Block, Effects, GuestTerm, Mem, Native, Segment, Split, Term, Version};
 use iced_x86::{Decoder, DecoderOptions};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -82,6 +82,10 @@ pub enum NativeKind {
     VectorLoad,
     /// Writes 16 bytes (`movups [rsi+32], xmm0`).
     VectorStore,
+    /// Reads 8 bytes into in-place state, in a way that can be split off (`addsd xmm0, [rdi+24]`).
+    ScalarLoad,
+    /// Writes 8 bytes, in a way that can be split off (`movsd [rdi+24], xmm0`).
+    ScalarStore,
     /// A fence (`mfence`).
     Fence,
     /// Reads memory of unknown extent (`lodsd`; the small guest does not change the pointer).
@@ -95,8 +99,8 @@ struct NativeShape {
     bytes: &'static [u8],
     gpr_in: &'static [Gpr],
     gpr_out: &'static [Gpr],
-    /// Base register and displacement of a 16-byte operand.
-    memory: Option<(Gpr, i64)>,
+    /// Base register, displacement and size of an operand.
+    memory: Option<(Gpr, i64, u32)>,
     effects: Effects,
 }
 
@@ -131,13 +135,25 @@ impl NativeKind {
             },
             NativeKind::VectorLoad => NativeShape {
                 bytes: &[0x0f, 0x10, 0x47, 0x10],
-                memory: Some((Gpr::RDI, 16)),
+                memory: Some((Gpr::RDI, 16, 16)),
                 effects: Effects::READ | Effects::STATE,
                 ..none
             },
             NativeKind::VectorStore => NativeShape {
                 bytes: &[0x0f, 0x11, 0x46, 0x20],
-                memory: Some((Gpr::RSI, 32)),
+                memory: Some((Gpr::RSI, 32, 16)),
+                effects: Effects::WRITE | Effects::READ_STATE,
+                ..none
+            },
+            NativeKind::ScalarLoad => NativeShape {
+                bytes: &[0xf2, 0x0f, 0x58, 0x47, 0x18],
+                memory: Some((Gpr::RDI, 24, 8)),
+                effects: Effects::READ | Effects::STATE | Effects::READ_STATE | Effects::MAY_TRAP,
+                ..none
+            },
+            NativeKind::ScalarStore => NativeShape {
+                bytes: &[0xf2, 0x0f, 0x11, 0x47, 0x18],
+                memory: Some((Gpr::RDI, 24, 8)),
                 effects: Effects::WRITE | Effects::READ_STATE,
                 ..none
             },
@@ -512,7 +528,8 @@ impl Lifter<'_> {
         let writes_vector = effects.contains(Effects::STATE);
         let native = Native {
             inst: Decoder::with_ip(64, bytes, self.pc, DecoderOptions::NONE).decode(),
-            mem_size: memory.map(|_| 16),
+            mem_size: memory.map(|(_, _, size)| size),
+            split: Split::No,
             gpr_in: SmallVec::from_slice(gpr_in),
             gpr_out: SmallVec::from_slice(gpr_out),
             flags_in: kind == NativeKind::Pure,
@@ -527,7 +544,7 @@ impl Lifter<'_> {
             effects,
         };
         let mut args: SmallVec<[Operand; 4]> = SmallVec::new();
-        let mem = memory.map(|(base, disp)| {
+        let mem = memory.map(|(base, disp, _)| {
             args.extend([self.b.get_gpr(base), Operand::Const(0)]);
             Mem::disp(disp)
         });

@@ -16,7 +16,7 @@ use crate::types::{AnchorId, BlockId, Gpr, Loc, NativeId, Operand, Ty, Value};
 use crate::verify::suffix_allowed;
 use crate::version::{
     Anchor, Block, Context, DeferredStore, Effects, Fact, GuestTerm, Inst, Mem, Native, Segment,
-    Term, Trap, Version,
+    Split, Term, Trap, Version,
 };
 use iced_x86::{Decoder, DecoderOptions};
 use smallvec::SmallVec;
@@ -322,20 +322,40 @@ impl<'r> Maker<'r> {
             effects.contains(Effects::STATE) || vec_write != 0 || !writes.is_empty(),
         );
         effects.set(Effects::READ_STATE, effects.contains(Effects::READ_STATE) || vec_read != 0);
+        let mem_size = self.rng.one_in(2).then(|| self.rng.pick(&[0, 1, 8, 64, 512]));
+        let split = match mem_size {
+            Some(1 | 8) => self.rng.pick(&[Split::No, Split::Loaded, Split::Stored]),
+            _ => Split::No,
+        };
+        if split != Split::No {
+            effects -= Effects::READ
+                | Effects::WRITE
+                | Effects::UNKNOWN_EXTENT
+                | Effects::LOCKED
+                | Effects::RESTARTABLE;
+        }
+        let has_results = split != Split::Stored;
         let native = Native {
             inst: Decoder::with_ip(64, bytes, pc, DecoderOptions::NONE).decode(),
-            mem_size: self.rng.one_in(2).then(|| self.rng.pick(&[0, 1, 8, 64, 512])),
+            mem_size,
+            split,
             gpr_in: gprs(self.rng).into_iter().collect(),
-            gpr_out: gprs(self.rng).into_iter().collect(),
+            gpr_out: gprs(self.rng).into_iter().filter(|_| has_results).collect(),
             flags_in: self.rng.one_in(3),
-            flags_out: self.rng.one_in(3),
+            flags_out: has_results && self.rng.one_in(3),
             vec_read,
             vec_write,
             writes,
             effects,
         };
         let mut inst = Inst::new(Op::Native, Ty::I64, None, &[]);
-        if native.mem_size.is_some() {
+        if let Some(ty) = native.split_ty() {
+            match split {
+                Split::Stored => inst.defs.push(self.define(ty)),
+                _ => inst.args.push(self.operand(ty)),
+            }
+        }
+        if native.has_address() {
             inst.mem = Some(self.mem());
             let address = self.address_operands();
             inst.args.extend(address);

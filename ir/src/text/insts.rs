@@ -17,7 +17,7 @@ use super::parse::{Parse, Parser};
 use crate::op::{ArgTy, Cond, FlagOp, Op, ResultTy};
 use crate::origin::{Origin, OriginKind, Origins};
 use crate::types::{NativeId, Operand, Ty, Value};
-use crate::version::{Block, Edge, GuestTerm, Inst, Mem, Segment, Term, Version};
+use crate::version::{Block, Edge, GuestTerm, Inst, Mem, Segment, Split, Term, Version};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::sync::LazyLock;
@@ -287,6 +287,7 @@ fn result_ty(version: &Version, inst: &Inst, i: usize) -> Ty {
         ResultTy::Is(ty) => ty,
         ResultTy::None => match inst.native.and_then(|n| version.natives.get(n.index())) {
             Some(native) if native.flags_out && i == native.gpr_out.len() => Ty::Flags,
+            Some(native) if native.split == Split::Stored => native.split_ty().unwrap_or(Ty::I64),
             _ => Ty::I64,
         },
     }

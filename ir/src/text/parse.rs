@@ -22,7 +22,9 @@ use super::lex::{Position, Token, tokens};
 use super::names::{byte_of, effect_of, gpr_of, loc_of, numbered, ty_of};
 use crate::region::Region;
 use crate::types::{AnchorId, BlockId, Gpr, Loc, Operand, Ty, Value};
-use crate::version::{Anchor, Context, DeferredStore, Edge, Effects, Fact, Native, Version, Via};
+use crate::version::{
+    Anchor, Context, DeferredStore, Edge, Effects, Fact, Native, Split, Version, Via,
+};
 use iced_x86::{Decoder, DecoderOptions};
 use smallvec::SmallVec;
 
@@ -376,6 +378,7 @@ impl<'t> Parser<'t> {
         let mut native = Native {
             inst,
             mem_size: None,
+            split: Split::No,
             gpr_in: SmallVec::new(),
             gpr_out: SmallVec::new(),
             flags_in: false,
@@ -387,6 +390,11 @@ impl<'t> Parser<'t> {
         };
         if self.eat_word("mem") {
             native.mem_size = Some(self.small("a size in bytes")?);
+            if self.eat_word("loaded") {
+                native.split = Split::Loaded;
+            } else if self.eat_word("stored") {
+                native.split = Split::Stored;
+            }
         }
         if self.eat_word("in") {
             let (gprs, flags) = self.gprs_and_flags()?;

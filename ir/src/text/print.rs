@@ -17,7 +17,7 @@ use crate::region::Region;
 use crate::types::{BlockId, Loc, Operand, Ty, Value};
 use crate::version::{
     Anchor, Block, Context, DeferredStore, Edge, Effects, Fact, GuestTerm, Inst, Mem, Native,
-    Segment, Term, Trap, Version, Via,
+    Segment, Split, Term, Trap, Version, Via,
 };
 use iced_x86::{Encoder, Instruction};
 use std::fmt::{self, Display, Formatter};
@@ -298,6 +298,11 @@ impl Display for Native {
         if let Some(size) = self.mem_size {
             write!(f, " mem {size}")?;
         }
+        f.write_str(match self.split {
+            Split::No => "",
+            Split::Loaded => " loaded",
+            Split::Stored => " stored",
+        })?;
         let locs = |gprs: &[crate::types::Gpr], flags: bool| -> Vec<Loc> {
             gprs.iter().map(|g| Loc::Gpr(*g)).chain(flags.then_some(Loc::Flags)).collect()
         };

@@ -15,7 +15,7 @@ use super::lowered::{HostNative, Tables};
 use crate::eval::check::Comparable;
 use crate::eval::{Fault, InPlace, Machine, State, Uninterpreted, run_native};
 use crate::types::{Gpr, Loc};
-use crate::version::{Native, Segment, Version};
+use crate::version::{Native, Segment, Split, Version};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -235,8 +235,9 @@ impl Machine for Shadow<'_> {
         };
         // The guest's instruction, on its registers in its own order; flags come last.
         let flags = guest.flags_in.then(|| inputs.last().copied()).flatten();
-        let own: SmallVec<[u64; 6]> =
-            from.iter().filter_map(|i| inputs.get(*i).copied()).chain(flags).collect();
+        let (loaded, inputs) = inputs.split_at(usize::from(guest.split == Split::Loaded));
+        let registers = from.iter().filter_map(|i| inputs.get(*i)).chain(&flags);
+        let own: SmallVec<[u64; 6]> = loaded.iter().chain(registers).copied().collect();
         let mut results: SmallVec<[u64; 4]> = SmallVec::from_elem(0, outputs.len());
         run_native(self, guest, address, &own, &mut results)?;
         let (flags, order) = (outputs.len(), to.iter().copied());

@@ -19,7 +19,7 @@ use crate::defs::{Defs, Expr};
 use crate::op::Op;
 use crate::semantics::{self, AF, ARITH_FLAGS, CF, OF, PF, SF, ZF};
 use crate::types::{Loc, Operand, Ty};
-use crate::version::{Mem, Version};
+use crate::version::{Mem, Split, Version};
 use std::cell::{Cell, RefCell};
 
 /// Operations that are looked at for one value (guess: unrolled loops count down in long chains).
@@ -86,6 +86,7 @@ impl<'v> Sources<'v> {
                     let ip = inst
                         .native
                         .and_then(|n| version.natives.get(n.index()))
+                        .filter(|n| n.split == Split::No)
                         .map(|n| n.inst.ip());
                     for (i, v) in inst.defs.iter().enumerate() {
                         leaves[v.index()] = ip.map(|ip| Leaf::Native(ip, i));

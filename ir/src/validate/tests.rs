@@ -11,6 +11,7 @@ use crate::random::program::Program;
 use crate::side_conditions::SideCondition;
 use crate::side_conditions::tests::without;
 use crate::verify::verify;
+use crate::version::Split;
 use std::cell::RefCell;
 
 /// Calls `f` with the case's trace and an optimised one.
@@ -61,7 +62,7 @@ pub(super) fn each(seed: u64, mut f: impl FnMut(&mut Program, &RandomCase, u64))
 
 #[test]
 fn right_passes_agree() {
-    let (mut total, mut whole, mut traces) = (Report::default(), 0, 0);
+    let (mut total, mut whole, mut split, mut traces) = (Report::default(), 0, 0, 0);
     for seed in 0..150 {
         each(seed, |program, case, head| {
             let mut optimised = case.trace.clone();
@@ -76,10 +77,12 @@ fn right_passes_agree() {
             total.guards += report.guards;
             total.outcomes = std::array::from_fn(|i| total.outcomes[i] + report.outcomes[i]);
             whole += u64::from(report.whole);
+            split += u64::from(optimised.natives.iter().any(|n| n.split != Split::No));
             traces += 1;
         });
     }
     assert!(traces > 300 && 10 * whole > 8 * traces, "{whole} of {traces}");
+    assert!(split > 20, "{split} of {traces}");
     assert!(total.cases > 20 * traces && total.states > 200 * traces, "{total:?}");
     let [held, failed] = total.outcomes;
     assert!(10 * held > 9 * total.guards && 4 * failed > total.guards, "{total:?}");
@@ -131,7 +134,7 @@ fn first_wrong(
 }
 
 /// Most random programs tried (measured: each is found in fewer).
-const PROGRAMS: u64 = 1_500;
+const PROGRAMS: u64 = 6_000;
 
 /// The side conditions whose loss shows in random traces. The others are noticed by the verifier, or
 /// matter in programs of another form (`opt::mutations`).

@@ -13,7 +13,7 @@ use super::{Checker, Rule, Where};
 use crate::op::{ArgTy, FlagOp, Op, ResultTy};
 use crate::reach::{Cfg, Point, available, definitions, may_fault};
 use crate::types::{BlockId, Loc, NativeId, Operand, Ty, Value};
-use crate::version::{Effects, GuestTerm, Inst, Native, Term};
+use crate::version::{Effects, GuestTerm, Inst, Native, Split, Term};
 
 /// May `op` carry the type suffix `ty`?
 pub fn suffix_allowed(op: Op, ty: Ty) -> bool {
@@ -207,7 +207,7 @@ impl Checker<'_> {
             return self.error(Rule::Native, at, "this native does not exist");
         };
         let native = native.clone();
-        if inst.mem.is_some() != native.mem_size.is_some() {
+        if inst.mem.is_some() != native.has_address() {
             return self.error(
                 Rule::Native,
                 at,
@@ -215,8 +215,7 @@ impl Checker<'_> {
             );
         }
         self.scale(inst, at);
-        let addresses = if inst.mem.is_some() { 2 } else { 0 };
-        let gprs = addresses + native.gpr_in.len();
+        let gprs = native.leading_args() + native.gpr_in.len();
         let expected = gprs + usize::from(native.flags_in);
         if inst.args.len() != expected {
             return self.error(
@@ -226,10 +225,17 @@ impl Checker<'_> {
             );
         }
         for (i, operand) in inst.args.iter().enumerate() {
-            let ty = if i < gprs { Ty::I64 } else { Ty::Flags };
+            let ty = match native.split_ty().filter(|_| native.split == Split::Loaded) {
+                Some(ty) if i == 0 => ty,
+                _ if i < gprs => Ty::I64,
+                _ => Ty::Flags,
+            };
             self.check_ty(Rule::Type, at, *operand, ty, format_args!("operand {}", i + 1));
         }
-        let expected = native.gpr_out.len() + usize::from(native.flags_out);
+        let stored = native.split_ty().filter(|_| native.split == Split::Stored);
+        let expected = native.gpr_out.len()
+            + usize::from(native.flags_out)
+            + usize::from(native.split == Split::Stored);
         if inst.defs.len() != expected {
             return self.error(
                 Rule::Native,
@@ -238,7 +244,8 @@ impl Checker<'_> {
             );
         }
         for (i, def) in inst.defs.iter().enumerate() {
-            self.result(*def, if i < native.gpr_out.len() { Ty::I64 } else { Ty::Flags }, at);
+            let ty = if i < native.gpr_out.len() { Ty::I64 } else { Ty::Flags };
+            self.result(*def, stored.unwrap_or(ty), at);
         }
     }
 
@@ -332,6 +339,13 @@ impl Checker<'_> {
     }
 }
 
+/// What a native does not do whose memory operand another instruction accesses.
+const SPLIT: Effects = Effects::READ
+    .union(Effects::WRITE)
+    .union(Effects::UNKNOWN_EXTENT)
+    .union(Effects::LOCKED)
+    .union(Effects::RESTARTABLE);
+
 /// The inconsistency in a native's declaration, if there is one.
 fn native_fault(native: &Native) -> Option<&'static str> {
     let writes_in_place = native.vec_write != 0 || !native.writes.is_empty();
@@ -343,6 +357,19 @@ fn native_fault(native: &Native) -> Option<&'static str> {
     }
     if native.writes.iter().any(|loc| loc.ssa_index().is_some()) {
         return Some("an SSA location is among its in-place writes");
+    }
+    match native.split {
+        Split::No => {}
+        _ if native.split_ty().is_none() => {
+            return Some("a value cannot stand for its memory operand");
+        }
+        _ if native.effects.intersects(SPLIT) => {
+            return Some("another instruction accesses memory for it, but it does, too");
+        }
+        Split::Stored if !native.gpr_out.is_empty() || native.flags_out => {
+            return Some("it has other results than what is to be stored");
+        }
+        Split::Loaded | Split::Stored => {}
     }
     let distinct =
         |gprs: &[crate::Gpr]| gprs.iter().enumerate().all(|(i, g)| !gprs[..i].contains(g));

@@ -80,7 +80,7 @@ impl Passage {
             Location::Slot(s) => self.load(slot(s)),
             Location::Flags => Operand::Value(self.host[Loc::SSA_COUNT - 1]),
             // `Record::finish` has replaced the operands.
-            Location::Operand(_) => Operand::Const(0),
+            Location::Operand(_) | Location::Vector(_) => Operand::Const(0),
         }
     }
 

@@ -284,6 +284,10 @@ impl Lower<'_> {
             b.push(Node::Leaf(Location::Flags, Ty::Flags))
         } else {
             match self.survey.inst_of(v) {
+                _ if self.survey.in_vector[v.index()] => {
+                    let r = self.vector_home(v);
+                    b.leaf(r, ty)
+                }
                 Some(inst) if inst.op.is_pure() => {
                     let (op, inst_ty, operands) = (inst.op, inst.ty, inst.args.clone());
                     let (signature, _) = op.signature();
@@ -340,7 +344,7 @@ impl RecordBuilder {
         let operand = match self.ops.iter().position(|o| o.vreg() == r) {
             Some(i) => i,
             None => {
-                self.ops.push(RaOperand::any_use(r));
+                self.ops.push(Lower::record_use(r));
                 self.ops.len() - 1
             }
         };

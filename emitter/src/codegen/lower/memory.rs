@@ -6,10 +6,10 @@
 
 use crate::codegen::lower::survey::Def;
 use crate::codegen::lower::{LeftRaw, Lower, LowerError};
-use crate::codegen::mach::{Addr, AddrReg, Kind, MInst, Opnd, Ops, SiteKind, preg};
+use crate::codegen::mach::{Addr, AddrReg, Kind, MInst, Opnd, Ops, Place, SiteKind, preg};
 use crate::codegen::x86::{LOAD, STORE, STORE_IMM, Size};
 use dynasour_guest::context::offset;
-use dynasour_ir::{Effects, Gpr, Inst, Mem, Op, Operand, Segment, Ty, Value};
+use dynasour_ir::{Effects, Gpr, Inst, Mem, Op, Operand, Segment, Split, Ty, Value};
 use iced_x86::{Code, Instruction, OpKind, Register};
 use regalloc2::{Operand as RaOperand, OperandConstraint, OperandKind, OperandPos, PRegSet, VReg};
 use smallvec::smallvec;
@@ -237,6 +237,9 @@ impl Lower<'_> {
 
     /// A load into a register of its own.
     pub fn load(&mut self, inst: &Inst, d: Value) -> Result<(), LowerError> {
+        if self.survey.in_vector[d.index()] {
+            return self.load_vector(inst, d);
+        }
         let r = self.defined(d);
         let size = Size::of(inst.ty);
         let mut ops: Ops = smallvec![RaOperand::reg_def(r)];
@@ -249,6 +252,9 @@ impl Lower<'_> {
 
     /// A store.
     pub fn store(&mut self, inst: &Inst) -> Result<(), LowerError> {
+        if self.store_by_native(inst)? {
+            return Ok(());
+        }
         let mem =
             inst.mem.ok_or_else(|| LowerError::Malformed("store without an address".into()))?;
         self.store_parts(inst.ty, mem, [inst.args[0], inst.args[1], inst.args[2]], inst.anchor)
@@ -262,6 +268,9 @@ impl Lower<'_> {
         [base, index, value]: [Operand; 3],
         anchor: Option<dynasour_ir::AnchorId>,
     ) -> Result<(), LowerError> {
+        if self.store_vector(ty, mem, [base, index, value], anchor)? {
+            return Ok(());
+        }
         let size = Size::of(ty);
         let mut ops = Ops::new();
         let (code, source) = match self.imm(value, ty) {
@@ -284,8 +293,8 @@ impl Lower<'_> {
         let native =
             native.ok_or_else(|| LowerError::Malformed("native without its instruction".into()))?;
         let original = &native.inst;
-        let has_memory = native.mem_size.is_some();
-        let first = if has_memory { 2 } else { 0 };
+        let has_memory = native.has_address();
+        let first = native.leading_args();
         let expected = first + native.gpr_in.len() + usize::from(native.flags_in);
         if inst.args.len() != expected {
             return Err(LowerError::Malformed(format!(
@@ -299,6 +308,14 @@ impl Lower<'_> {
             ));
         }
         let mut ops = Ops::new();
+        if native.split == Split::Stored {
+            let d = inst.def().filter(|d| !self.fused[d.index()]);
+            let Some(d) = d else { return Ok(()) };
+            let r = self.vector_home(d);
+            let kind = Kind::Native(Box::new(native.clone()), Place::Result(0));
+            self.emit(kind, smallvec![RaOperand::reg_def(r)], None);
+            return Ok(());
+        }
         for (k, d) in inst.defs.iter().take(native.gpr_out.len()).enumerate() {
             let home = native.gpr_out[k];
             if home == Gpr::RSP {
@@ -322,7 +339,9 @@ impl Lower<'_> {
             let r = self.reg(arg)?;
             ops.push(RaOperand::reg_fixed_use(r, preg(home.number())));
         }
-        let address = if has_memory {
+        let place = if native.split == Split::Loaded {
+            self.loaded(inst, native, &mut ops)?
+        } else if has_memory {
             let mem = inst
                 .mem
                 .ok_or_else(|| LowerError::Malformed("native without its address".into()))?;
@@ -332,14 +351,17 @@ impl Lower<'_> {
             } else {
                 OperandConstraint::Reg
             };
-            Some(self.address_of(mem, inst.args[0], inst.args[1], &mut ops, constraint)?)
+            let address = self.address_of(mem, inst.args[0], inst.args[1], &mut ops, constraint)?;
+            Place::Memory(address)
         } else {
-            None
+            Place::Nothing
         };
         if native.flags_in {
             self.host_flags(inst.args[expected - 1], ALL_FLAGS)?;
         }
-        let site = match inst.anchor {
+        // The anchor of the load that it executes.
+        let fused = self.fault.take();
+        let site = match inst.anchor.or(fused) {
             None => None,
             Some(anchor) if native.effects.contains(Effects::RESTARTABLE) => {
                 if self.v.anchors[anchor.index()].target != Operand::Const(original.ip()) {
@@ -360,7 +382,7 @@ impl Lower<'_> {
             Some(anchor) => Some(self.site(SiteKind::Fault, anchor)),
         };
         self.cur.push(MInst {
-            kind: Kind::Native(Box::new(*original), address),
+            kind: Kind::Native(Box::new(native.clone()), place),
             ops,
             clobbers: PRegSet::empty(),
             site,

@@ -20,7 +20,8 @@
 //! **Files.** This one has the walk, demands and the tools that all others use;
 //! [`crate::codegen::lower::operations`] the pure operations, [`crate::codegen::lower::conditions`]
 //! guards and conditions, [`crate::codegen::lower::flags`] flags, [`crate::codegen::lower::memory`]
-//! addresses, loads, stores and original instructions, [`crate::codegen::lower::exits`] trace ends
+//! addresses, loads, stores and original instructions, [`crate::codegen::lower::vectors`] values in XMM
+//! registers, [`crate::codegen::lower::exits`] trace ends
 //! and records, [`crate::codegen::lower::bases`] registers for large constants.
 //!
 //! ```text
@@ -36,6 +37,7 @@ mod flags;
 mod memory;
 mod operations;
 mod survey;
+mod vectors;
 
 use crate::codegen::exit_entry::EntryLocations;
 use crate::codegen::lower::bases::{Bases, is_wide};
@@ -76,6 +78,8 @@ pub(crate) struct Selected {
     /// at the trace's end.
     pub touched: u16,
     pub uses_vector: bool,
+    /// XMM registers that no instruction names: bit n is register n.
+    pub free_vectors: u16,
 }
 
 /// What the fault of a restartable native leaves in place: it says how far the instruction came.
@@ -179,9 +183,15 @@ impl<'a> Lower<'a> {
     fn run(&mut self) -> Result<Selected, LowerError> {
         let v = self.v;
         for block in v.blocks.iter().skip(1) {
-            for p in block.params.iter().filter(|p| self.survey.same_param[p.index()].is_none()) {
-                self.next_vreg += 1;
-                self.vregs[p.index()] = Some(vreg(self.next_vreg - 1));
+            for p in &block.params {
+                if self.survey.same_param[p.index()].is_some() {
+                    continue;
+                }
+                let r = match self.survey.in_vector[p.index()] {
+                    true => self.fresh_vector(),
+                    false => self.fresh(),
+                };
+                self.vregs[p.index()] = Some(r);
             }
         }
         let mut blocks: Vec<SelectedBlock> = Vec::with_capacity(v.blocks.len());
@@ -234,6 +244,7 @@ impl<'a> Lower<'a> {
             num_vregs: self.next_vreg,
             touched: self.survey.touched & !(1 << Gpr::RSP.number()),
             uses_vector: self.survey.uses_vector,
+            free_vectors: self.survey.free_vectors,
         })
     }
 
@@ -304,7 +315,7 @@ impl<'a> Lower<'a> {
                 }
                 (Some(Location::Slot(n)), _) => slots.push((r, n)),
                 (Some(Location::Flags), _) => self.entry_flags = Some(r),
-                (Some(Location::Operand(_)), _) => {}
+                (Some(Location::Operand(_) | Location::Vector(_)), _) => {}
                 (None, Loc::Gpr(g)) => self.entry_gpr[g.number()] = Some(r),
                 (None, _) => self.entry_flags = Some(r),
             }
@@ -346,7 +357,10 @@ impl<'a> Lower<'a> {
                     if self.survey.same_param[p.index()].is_some() {
                         continue;
                     }
-                    let r = self.reg(*a)?;
+                    let r = match self.survey.in_vector[p.index()] {
+                        true => self.vector(*a, self.v.ty(*p))?,
+                        false => self.reg(*a)?,
+                    };
                     // Each argument of a jump to a register parameter is a register of its own.
                     registers.push(r);
                 }
@@ -492,6 +506,9 @@ impl<'a> Lower<'a> {
             return Err(LowerError::Malformed(format!("{v} is used where it is not defined")));
         }
         self.demanded[v.index()] = true;
+        if self.survey.in_vector[v.index()] {
+            return Ok(self.general(v));
+        }
         if let Some(r) = self.vregs[v.index()] {
             return Ok(r);
         }

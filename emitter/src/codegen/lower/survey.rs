@@ -7,9 +7,10 @@
 
 use crate::codegen::exit_entry::EntryLocations;
 use crate::codegen::lower::LowerError;
+use crate::codegen::lower::vectors::takes_vector;
 use crate::record::Location;
 use dynasour_ir::reach::ends_reach;
-use dynasour_ir::{BlockId, Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
+use dynasour_ir::{BlockId, Gpr, Inst, Loc, Native, Op, Operand, Split, Term, Ty, Value, Version};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -60,6 +61,10 @@ pub(crate) struct Survey<'a> {
     pub keep_flags: bool,
     /// Does it read or write vector, mask, x87 state or MXCSR?
     pub uses_vector: bool,
+    /// By value: it lives in an XMM register.
+    pub in_vector: Vec<bool>,
+    /// XMM registers that no native uses: bit n is register n.
+    pub free_vectors: u16,
 }
 
 impl<'a> Survey<'a> {
@@ -99,9 +104,12 @@ impl<'a> Survey<'a> {
             touched: entry_locations.occupied & !entry_locations.saved_registers(),
             keep_flags: false,
             uses_vector: false,
+            in_vector: vec![false; n],
+            free_vectors: 0,
         };
         survey.survey()?;
         survey.follow_edges()?;
+        survey.choose_classes();
         survey.share_params();
         Ok(survey)
     }
@@ -197,6 +205,50 @@ impl<'a> Survey<'a> {
         Ok(())
     }
 
+    /// Decides which values live in XMM registers: what natives store, loads for natives alone, and parameters that
+    /// are passed such values, or used by natives alone.
+    fn choose_classes(&mut self) {
+        let v = self.v;
+        let used = v.natives.iter().map(Native::sse_registers);
+        let used = used.fold(Some(0), |all: Option<u16>, one| Some(all? | one?));
+        let Some(used) = used.filter(|_| v.natives.iter().any(|n| n.split != Split::No)) else {
+            return;
+        };
+        self.free_vectors = !used;
+        let (mut general, mut wanted) = (vec![false; v.types.len()], vec![false; v.types.len()]);
+        for inst in v.blocks.iter().flat_map(|b| &b.insts) {
+            for (n, arg) in inst.args.iter().enumerate() {
+                let Some(arg) = arg.as_value() else { continue };
+                match takes_vector(inst, n, &v.natives) {
+                    true => wanted[arg.index()] |= inst.op == Op::Native,
+                    false => general[arg.index()] = true,
+                }
+            }
+            let native = inst.native.map(|n| &v.natives[n.index()]);
+            if native.is_some_and(|n| n.split == Split::Stored)
+                && let Some(d) = inst.def()
+            {
+                self.in_vector[d.index()] = true;
+            }
+        }
+        for inst in v.blocks.iter().flat_map(|b| &b.insts).filter(|i| i.op == Op::Load) {
+            let Some(d) = inst.def() else { continue };
+            let has_size = matches!(inst.ty, Ty::I32 | Ty::I64);
+            self.in_vector[d.index()] = has_size && wanted[d.index()] && !general[d.index()];
+        }
+        // Each round reaches one block further.
+        for _ in 0..v.blocks.len() {
+            for (to, args) in v.blocks.iter().flat_map(|b| b.term.edges()) {
+                for (param, arg) in v.blocks[to.index()].params.iter().zip(args) {
+                    let is_passed = arg.as_value().is_some_and(|a| self.in_vector[a.index()]);
+                    let has_size = matches!(v.ty(*param), Ty::I32 | Ty::I64);
+                    self.in_vector[param.index()] |=
+                        has_size && !general[param.index()] && (is_passed || wanted[param.index()]);
+                }
+            }
+        }
+    }
+
     /// Looks at the ways between blocks.
     fn follow_edges(&mut self) -> Result<(), LowerError> {
         let v = self.v;
@@ -270,7 +322,10 @@ impl<'a> Survey<'a> {
                 .collect();
             for (j, param) in block.params.iter().enumerate() {
                 let same = |i: &usize| {
-                    edges.iter().all(|args| self.resolve(args[*i]) == self.resolve(args[j]))
+                    let [one, other] =
+                        [block.params[*i], *param].map(|p| (self.in_vector[p.index()], v.ty(p)));
+                    (one == other || !one.0 && !other.0)
+                        && edges.iter().all(|args| self.resolve(args[*i]) == self.resolve(args[j]))
                 };
                 self.same_param[param.index()] = (0..j).find(same).map(|i| block.params[i]);
             }
@@ -341,7 +396,9 @@ impl<'a> Survey<'a> {
 
     /// Are the bits above the value's type zero in its register?
     fn is_clean(&self, v: Value) -> bool {
-        let Some(inst) = self.inst_of(v) else { return false };
+        let Some(inst) = self.inst_of(v).filter(|_| !self.in_vector[v.index()]) else {
+            return false;
+        };
         match inst.op {
             Op::Load | Op::Zext(_) | Op::Popcnt | Op::Clz | Op::Ctz => true,
             Op::Add

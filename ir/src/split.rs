@@ -1,0 +1,93 @@
+//! Which natives can leave the access of their memory operand to another instruction ([`Split`]), and what
+//! they look like then.
+//!
+//! These are the scalar instructions of SSE that read four or eight bytes, or store the low bytes of a
+//! vector register. The value is an integer of the IR; it may live in a vector register of the host.
+//!
+//! No data, no lock.
+//!
+//! ```text
+//! addsd xmm0, [rdi]      v1 = load.i64 [v0]; native "addsd xmm0, v1"           addsd xmm0, xmm7
+//! movsd xmm0, [rdi]      v1 = load.i64 [v0]; native "movsd xmm0, v1"           movaps xmm0, xmm7
+//! movsd [rdi], xmm0      v1 = native "movsd v1, xmm0"; store.i64 [v0], v1      movq xmm7, xmm0
+//! ```
+
+use crate::types::Loc;
+use crate::version::{Effects, Native, Split};
+use iced_x86::{Code, EncodingKind, Instruction, OpKind, Register};
+
+/// The forms of an instruction whose memory operand is split off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Form {
+    /// Reads a vector register, whose other bytes are zero, in the place of memory: this instruction.
+    Vector(Code),
+    /// Reads a general register in the place of memory.
+    General,
+    /// As [`Form::Vector`] if the value is in a vector register, as [`Form::General`] if not.
+    Either(Code),
+    /// Stores the low bytes of its only register.
+    Store,
+}
+
+/// The form of an instruction and how it would be split, if it can be. `size` is that of its memory operand in
+/// bytes.
+fn split_of(inst: &Instruction, size: u32) -> Option<(Split, Form)> {
+    use Code::*;
+    let (wanted, form) =
+        match inst.code() {
+            Movsd_xmm_xmmm64 | Movq_xmm_xmmm64 => (8, Form::Vector(Movaps_xmm_xmmm128)),
+            Movss_xmm_xmmm32 => (4, Form::Vector(Movaps_xmm_xmmm128)),
+            Movq_xmm_rm64 => (8, Form::Either(Movaps_xmm_xmmm128)),
+            Movd_xmm_rm32 => (4, Form::Either(Movaps_xmm_xmmm128)),
+            Cvtsi2sd_xmm_rm64 | Cvtsi2ss_xmm_rm64 => (8, Form::General),
+            Cvtsi2sd_xmm_rm32 | Cvtsi2ss_xmm_rm32 => (4, Form::General),
+            same @ (Addsd_xmm_xmmm64 | Subsd_xmm_xmmm64 | Mulsd_xmm_xmmm64 | Divsd_xmm_xmmm64
+            | Minsd_xmm_xmmm64 | Maxsd_xmm_xmmm64 | Sqrtsd_xmm_xmmm64
+            | Comisd_xmm_xmmm64 | Ucomisd_xmm_xmmm64 | Cvtsd2ss_xmm_xmmm64
+            | Cvttsd2si_r32_xmmm64 | Cvttsd2si_r64_xmmm64 | Cvtsd2si_r32_xmmm64
+            | Cvtsd2si_r64_xmmm64) => (8, Form::Vector(same)),
+            same @ (Addss_xmm_xmmm32 | Subss_xmm_xmmm32 | Mulss_xmm_xmmm32 | Divss_xmm_xmmm32
+            | Minss_xmm_xmmm32 | Maxss_xmm_xmmm32 | Sqrtss_xmm_xmmm32
+            | Comiss_xmm_xmmm32 | Ucomiss_xmm_xmmm32 | Cvtss2sd_xmm_xmmm32
+            | Cvttss2si_r32_xmmm32 | Cvttss2si_r64_xmmm32 | Cvtss2si_r32_xmmm32
+            | Cvtss2si_r64_xmmm32) => (4, Form::Vector(same)),
+            Movsd_xmmm64_xmm | Movq_xmmm64_xmm | Movq_rm64_xmm => (8, Form::Store),
+            Movss_xmmm32_xmm | Movd_rm32_xmm => (4, Form::Store),
+            _ => return None,
+        };
+    let split = if form == Form::Store { Split::Stored } else { Split::Loaded };
+    let operand = if form == Form::Store { 0 } else { 1 };
+    let is_memory = inst.op_kind(operand) == OpKind::Memory;
+    (is_memory && wanted == size).then_some((split, form))
+}
+
+impl Native {
+    /// How its memory operand can be split off, if it can.
+    pub fn may_split(&self) -> Option<Split> {
+        let size = self.mem_size.filter(|_| self.split == Split::No)?;
+        split_of(&self.inst, size).map(|(split, _)| split)
+    }
+
+    /// What it looks like without its memory operand.
+    pub fn form(&self) -> Option<Form> {
+        split_of(&self.inst, self.mem_size?).map(|(_, form)| form)
+    }
+
+    /// The XMM registers that it uses: bit n is register n. None if it may use other vector registers, or these
+    /// in another way than the instructions of SSE do.
+    pub fn sse_registers(&self) -> Option<u16> {
+        let vectors = self.vec_read | self.vec_write;
+        let in_place = vectors != 0
+            || self.writes.iter().any(|loc| !matches!(loc, Loc::Df))
+            || self.effects.intersects(Effects::STATE | Effects::READ_STATE);
+        let is_legacy = self.inst.encoding() == EncodingKind::Legacy;
+        let is_small = (0..self.inst.op_count())
+            .all(|n| self.inst.op_kind(n) != OpKind::Register || !wide(self.inst.op_register(n)));
+        (!in_place || is_legacy && is_small).then(|| u16::try_from(vectors).ok()).flatten()
+    }
+}
+
+/// Is this a vector register of more than 16 bytes?
+fn wide(register: Register) -> bool {
+    register.is_vector_register() && register.size() > 16
+}
