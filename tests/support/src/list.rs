@@ -124,6 +124,7 @@ macro_rules! for_each_guest {
             floating_unoptimised: "floating.c" .args(&["20"]) .flags(&["-O0", "-lm"]),
             // Algorithms.
             sorting: "sorting.c",
+            scalar_memory: "scalar_memory.c" .flags(&["-O0", "-lm"]),
             sorting_unoptimised: "sorting.c" .args(&["200"]) .flags(&["-O0"]),
             sorting_vectorised: "sorting.c" .flags(&["-O3", "-mavx2"]) .args(&["500"]),
             prefix_skips: "prefix_skips.c",
