@@ -87,6 +87,52 @@ impl Native {
     }
 }
 
+/// What an instruction leaves in the upper bytes of an XMM register that it writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Upper {
+    /// Zero above so many bytes.
+    Zero(u32),
+    /// What was there above so many bytes.
+    Kept(u32),
+    /// All of it is what the register of this number holds.
+    Copied(u32),
+    /// Something else.
+    Other,
+}
+
+impl Native {
+    /// What it does to the upper bytes of the register that it writes.
+    pub fn upper(&self) -> Upper {
+        use Code::*;
+        let inst = &self.inst;
+        match inst.code() {
+            Movsd_xmm_xmmm64 | Movss_xmm_xmmm32 if inst.op1_kind() != OpKind::Memory => {
+                Upper::Other
+            }
+            Movsd_xmm_xmmm64 | Movq_xmm_xmmm64 | Movq_xmm_rm64 => Upper::Zero(8),
+            Movss_xmm_xmmm32 | Movd_xmm_rm32 => Upper::Zero(4),
+            Movaps_xmm_xmmm128 | Movapd_xmm_xmmm128 | Movdqa_xmm_xmmm128
+                if inst.op1_kind() == OpKind::Register =>
+            {
+                Upper::Copied(inst.op1_register().number() as u32)
+            }
+            Pxor_xmm_xmmm128 | Xorps_xmm_xmmm128 | Xorpd_xmm_xmmm128
+                if inst.op1_kind() == OpKind::Register
+                    && inst.op0_register() == inst.op1_register() =>
+            {
+                Upper::Zero(0)
+            }
+            Addsd_xmm_xmmm64 | Subsd_xmm_xmmm64 | Mulsd_xmm_xmmm64 | Divsd_xmm_xmmm64
+            | Minsd_xmm_xmmm64 | Maxsd_xmm_xmmm64 | Sqrtsd_xmm_xmmm64 | Cvtsi2sd_xmm_rm64
+            | Cvtsi2sd_xmm_rm32 | Cvtss2sd_xmm_xmmm32 => Upper::Kept(8),
+            Addss_xmm_xmmm32 | Subss_xmm_xmmm32 | Mulss_xmm_xmmm32 | Divss_xmm_xmmm32
+            | Minss_xmm_xmmm32 | Maxss_xmm_xmmm32 | Sqrtss_xmm_xmmm32 | Cvtsi2ss_xmm_rm64
+            | Cvtsi2ss_xmm_rm32 | Cvtsd2ss_xmm_xmmm64 => Upper::Kept(4),
+            _ => Upper::Other,
+        }
+    }
+}
+
 /// Is this a vector register of more than 16 bytes?
 fn wide(register: Register) -> bool {
     register.is_vector_register() && register.size() > 16

@@ -47,7 +47,7 @@ pub(crate) struct Registers {
     pub saves: Borrowed,
     /// Registers whose guest values are in slots at its direct ends.
     pub restores: Borrowed,
-    /// XMM registers that it borrows, each with the first of its two slots.
+    /// XMM registers that it borrows, each with the first of its slots.
     pub vectors: Borrowed,
     /// Spill slots that it adds to those of the exit it is entered from.
     pub spill_slots: u32,

@@ -46,6 +46,8 @@ pub struct Surroundings<'a> {
     pub homes: &'a Homes,
     /// The ways from sites to their records.
     pub exits: &'a Exits,
+    /// For each record: the XMM registers whose values it finds in slots.
+    pub leaving: &'a [u16],
 }
 
 /// Bytes of padding before the entry, and the offset of the loop's head within eight aligned bytes,
@@ -88,7 +90,7 @@ fn encode_at(
     out: &Output,
     around: Surroundings<'_>,
 ) -> Result<Encoded, IcedError> {
-    let Surroundings { first_slot, host, checked, homes, exits } = around;
+    let Surroundings { first_slot, host, checked, homes, exits, leaving } = around;
     let mut e = Emit {
         f,
         out,
@@ -100,6 +102,7 @@ fn encode_at(
         host,
         homes,
         exits,
+        leaving,
         skipped: None,
         loops: loop_blocks(f),
         head: position.head,
@@ -152,6 +155,7 @@ struct Emit<'a> {
     host: &'a Host,
     homes: &'a Homes,
     exits: &'a Exits,
+    leaving: &'a [u16],
     /// A block whose jump is left out: the guard before it is the loop's back edge.
     skipped: Option<usize>,
     /// The blocks of loops.
@@ -346,7 +350,7 @@ impl Emit<'_> {
             }
             Kind::Record(record) if self.exits.stands_in_split(*record) => {}
             Kind::Record(record) => {
-                self.restore_vectors();
+                self.leave_vectors(self.leaving[*record]);
                 let at = self.link(Target::LeaveRaw);
                 self.r.records.push(EncodedRecord { record: *record, at, out: None });
             }
@@ -387,7 +391,7 @@ impl Emit<'_> {
         if let Kind::Record(record) = self.f.insts[self.f.block_insns(next).first().index()].kind
             && self.exits.is_only_split(record, block)
         {
-            self.restore_vectors();
+            self.leave_vectors(self.leaving[record]);
             let at = self.link(Target::Cold(0));
             let out = self.at();
             if let Some(target) = self.code().last_target() {
@@ -471,15 +475,15 @@ impl Emit<'_> {
         self.code().relocate(Target::Exit(site));
     }
 
-    /// Gives the guest the XMM registers that were borrowed.
-    fn restore_vectors(&mut self) {
+    /// Gives the guest the XMM registers that were borrowed, after these values in them were stored.
+    fn leave_vectors(&mut self, values: u16) {
         let homes = self.homes;
-        homes.vectors.iter().for_each(|&(r, s)| vectors::restore(self.code(), r, slot(s)));
+        vectors::leave(self.code(), values, &homes.vectors);
     }
 
     fn end(&mut self, end: &End, allocs: &[Allocation]) {
         self.count(What::Executed(end.site));
-        self.restore_vectors();
+        self.leave_vectors(0);
         match end.rsp {
             EndRsp::Same => {}
             EndRsp::Plus(c) => self.code().lea(RSP, Mem::at(RSP).plus(c)),

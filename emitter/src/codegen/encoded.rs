@@ -180,6 +180,7 @@ pub struct Homes {
     pub save: SmallVec<[(u8, u16); 8]>,
     /// Restored where the trace ends.
     pub restore: SmallVec<[(u8, u16); 8]>,
-    /// XMM registers, each with the first of its two slots: saved at entry, and restored on every way out.
+    /// XMM registers, each with the first of its [slots](super::vectors): saved at entry, and restored on every
+    /// way out.
     pub vectors: SmallVec<[(u8, u16); 8]>,
 }

@@ -198,9 +198,10 @@ pub fn rebuild(
             }
             set_place(&mut inst, 1, of(i), Size::B8)?;
         }
-        Place::Result(i) => {
+        Place::Result(i, is_clean) => {
             let operands = [Opnd::Vector(i), Opnd::Phys(inst.op1_register())];
             inst = match original.mem_size {
+                _ if is_clean => build(Code::Movaps_xmm_xmmm128, &operands, allocs, first_slot)?,
                 Some(8) => build(Code::Movq_xmm_xmmm64, &operands, allocs, first_slot)?,
                 _ => {
                     let [to, from] = operands;

@@ -109,8 +109,9 @@ pub enum Place {
     Vector(u8),
     /// An allocator operand that is a general register, or its spill slot.
     General(u8),
-    /// An allocator operand that is an XMM register, which the instruction sets instead of memory.
-    Result(u8),
+    /// An allocator operand that is an XMM register, which the instruction sets instead of memory. Are the upper
+    /// bytes of the register that it stores zero?
+    Result(u8, bool),
 }
 
 /// How a trace ends: constants and the stack pointer are set here, all else by fixed uses.

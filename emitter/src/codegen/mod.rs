@@ -59,6 +59,7 @@ use crate::codegen::instruction::location;
 use crate::codegen::lower::{LowerError, Selected, lower};
 use crate::codegen::mach::MFunc;
 use crate::codegen::piece::Piece;
+use crate::codegen::vectors::VECTOR_SLOTS;
 use crate::cpu::Cpu;
 use crate::record::Record;
 use compiled::{At, CompiledSite, Registers};
@@ -225,20 +226,28 @@ pub(crate) fn generate(
     let exits = Exits::of(&function, out);
     let vectors = exits.used_registers(&function, out, RegClass::Float);
     let first_vector = first_slot + out.num_spillslots as u32;
-    let end_of_slots = first_vector + 2 * vectors.count_ones();
+    let end_of_slots = first_vector + VECTOR_SLOTS * vectors.count_ones();
     if end_of_slots as usize > SCRATCH_WORDS {
         return Err(CodegenError::Slots(end_of_slots as usize));
     }
     let borrowed =
         exits.used_registers(&function, out, RegClass::Int) & !touched & !entry.saved_registers();
     let mut homes = homes(borrowed, entry, (uses_vector && !live).then_some(host.cpu.xstate_mask));
-    let slots = (first_vector as u16..).step_by(2);
+    let slots = (first_vector as u16..).step_by(VECTOR_SLOTS as usize);
     homes.vectors = (0..16).filter(|r| vectors & 1 << r != 0).zip(slots).collect();
     let mut records: Vec<Record> = records.into_iter().map(|(_, record)| record).collect();
     finish_records(&mut records, &function, out, &exits, first_slot as u16, &homes);
+    let leaving: Vec<u16> =
+        records.iter_mut().map(|record| vectors::in_slots(record, &homes.vectors)).collect();
     let checked = entry.is_canonical().then_some(&host.checked);
-    let around =
-        Surroundings { first_slot: first_slot as u16, host, checked, homes: &homes, exits: &exits };
+    let around = Surroundings {
+        first_slot: first_slot as u16,
+        host,
+        checked,
+        homes: &homes,
+        exits: &exits,
+        leaving: &leaving,
+    };
     let mut encoded = encode(&function, out, around)?;
     encoded.positions.retain_mut(|(_, position)| {
         let given = compiled::given(*position, entry.added);

@@ -344,7 +344,7 @@ impl RecordBuilder {
         let operand = match self.ops.iter().position(|o| o.vreg() == r) {
             Some(i) => i,
             None => {
-                self.ops.push(Lower::record_use(r));
+                self.ops.push(RaOperand::any_use(r));
                 self.ops.len() - 1
             }
         };

@@ -312,7 +312,8 @@ impl Lower<'_> {
             let d = inst.def().filter(|d| !self.fused[d.index()]);
             let Some(d) = d else { return Ok(()) };
             let r = self.vector_home(d);
-            let kind = Kind::Native(Box::new(native.clone()), Place::Result(0));
+            let place = Place::Result(0, self.is_stored_clean(native));
+            let kind = Kind::Native(Box::new(native.clone()), place);
             self.emit(kind, smallvec![RaOperand::reg_def(r)], None);
             return Ok(());
         }

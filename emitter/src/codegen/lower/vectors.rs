@@ -16,7 +16,7 @@ use crate::codegen::lower::survey::Def;
 use crate::codegen::lower::{Lower, LowerError};
 use crate::codegen::mach::{Addr, Kind, Opnd, Ops, Place, SiteKind, vector_vreg};
 use crate::codegen::x86::Size;
-use dynasour_ir::split::Form;
+use dynasour_ir::split::{Form, Upper};
 use dynasour_ir::{Inst, Mem, Native, Op, Operand, Split, Ty, Value};
 use iced_x86::Code;
 use regalloc2::{Operand as RaOperand, OperandConstraint, VReg};
@@ -76,19 +76,6 @@ impl Lower<'_> {
         self.survey.resolve(o).as_value().filter(|v| self.survey.in_vector[v.index()])
     }
 
-    /// The operand of a register use in a record. Only general registers and slots can be named there.
-    pub fn record_use(r: VReg) -> RaOperand {
-        match r.class() {
-            regalloc2::RegClass::Float => RaOperand::new(
-                r,
-                OperandConstraint::Stack,
-                regalloc2::OperandKind::Use,
-                regalloc2::OperandPos::Early,
-            ),
-            _ => RaOperand::any_use(r),
-        }
-    }
-
     /// What stands for the memory operand of a native that another instruction loads.
     pub fn loaded(
         &mut self,
@@ -119,6 +106,26 @@ impl Lower<'_> {
         ops.push(RaOperand::any_use(r));
         let at = (ops.len() - 1) as u8;
         Ok(if is_general { Place::General(at) } else { Place::Vector(at) })
+    }
+
+    /// Are the bytes zero that the native at the current position does not store of its register? Only its own block
+    /// is looked at.
+    pub fn is_stored_clean(&self, native: &Native) -> bool {
+        let Some(size) = native.mem_size else { return false };
+        let mut register = native.inst.op1_register().number() as u32;
+        for inst in self.v.blocks[self.block].insts[..self.pos].iter().rev() {
+            let writer = inst.native.map(|n| &self.v.natives[n.index()]);
+            let Some(writer) = writer.filter(|n| n.vec_write >> register & 1 != 0) else {
+                continue;
+            };
+            match writer.upper() {
+                Upper::Zero(above) => return above <= size,
+                Upper::Kept(above) if above <= size => {}
+                Upper::Copied(from) => register = from,
+                Upper::Kept(_) | Upper::Other => return false,
+            }
+        }
+        false
     }
 
     /// A load into an XMM register.
