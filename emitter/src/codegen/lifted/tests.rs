@@ -70,10 +70,8 @@ fn each(
                 continue;
             }
             let mut version = case.trace.clone();
-            let names: Vec<&str> = passes(&mut Rng::new(!seed ^ head))
-                .into_iter()
-                .filter(|n| *n != "monitor")
-                .collect();
+            let names = passes(&mut Rng::new(!seed ^ head)).into_iter().filter(|n| *n != "monitor");
+            let names: Vec<&str> = ["split", "forward"].into_iter().chain(names).collect();
             optimise_with(&mut version, &names, &OptOptions::default());
             let request =
                 emitter.request(version.region, EntryState::Canonical).expect("a request");
@@ -519,4 +517,129 @@ fn stubs_do_what_records_say() {
         }
     });
     assert!(stubs > 200 && broken > 100 && 2 * found > broken, "{stubs} {broken} {found}");
+}
+
+/// A sum that is kept in memory: `sum += step` in a loop, as code without optimisation has it.
+const SUM: &str = r#"
+region 0x1000 {
+  version base {
+    native n0 = 0x1000 "f2 0f 10 45 f8" mem 8 vec_read 0x1 vec_write 0x1 writes [zmm0] effects [read, state, read_state]
+    native n1 = 0x1005 "f2 0f 58 45 f0" mem 8 vec_read 0x1 vec_write 0x1 writes [zmm0, mxcsr] effects [read, may_trap, state, read_state]
+    native n2 = 0x100a "f2 0f 11 45 f8" mem 8 vec_read 0x1 effects [write, read_state]
+    b0:
+      at 0x1000
+      v0 = get.i64 rbp
+      native n0 [v0 - 8]
+      at 0x1005
+      native n1 [v0 - 16]
+      at 0x100a
+      native n2 [v0 - 8]
+      at 0x100f
+      v1 = get.i64 rax
+      v2 = sub.i64 v1, 1
+      v3 = flags.sub.i64 v1, 1
+      put.i64 rax, v2
+      put.flags rflags, v3
+      at 0x1013
+      v4 = get.flags rflags
+      v5 = cond.ne v4
+      branch v5 then 0x1000 else 0x1015
+  }
+  version t1 context private_memory {
+    native n0 = 0x1000 "f2 0f 10 45 f8" mem 8 vec_read 0x1 vec_write 0x1 writes [zmm0] effects [read, state, read_state]
+    native n1 = 0x1005 "f2 0f 58 45 f0" mem 8 vec_read 0x1 vec_write 0x1 writes [zmm0, mxcsr] effects [read, may_trap, state, read_state]
+    native n2 = 0x100a "f2 0f 11 45 f8" mem 8 vec_read 0x1 effects [write, read_state]
+    anchor a0 = base.0x1000 [rax = v3, rflags = v4]
+    anchor a1 = base.0x1005 [rax = v3, rflags = v4]
+    anchor a2 = base.0x100a [rax = v3, rflags = v4]
+    anchor a3 = base.0x1013 [rax = v5, rflags = v6]
+    b0(v0: i64 = rbp, v1: i64 = rax, v2: flags = rflags):
+      jump b1(v1, v2)
+    b1(v3: i64, v4: flags):
+      poll else a0
+      native n0 [v0 - 8] !a0
+      native n1 [v0 - 16] !a1
+      native n2 [v0 - 8] !a2
+      v5 = sub.i64 v3, 1
+      v6 = flags.sub.i64 v3, 1
+      v7 = cond.ne v6
+      assume v7 else a3 from branch 0x1013 step 0
+      jump b1(v5, v6)
+  }
+}"#;
+
+/// A place in the cold code, and what is to be changed there.
+type Change = (&'static str, fn(&[u8]) -> bool, usize);
+
+/// What else the code may do with XMM registers on its ways out.
+const CHANGES: [Change; 3] = [
+    ("another XMM register is given back", |b| matches!(b, [0x65, 0x40 | 0x44, 0x0f, 0x10, ..]), 4),
+    (
+        "another XMM register is stored for a record",
+        |b| matches!(b, [0x65, 0x66, 0x40 | 0x44, 0x0f, 0xd6, ..]),
+        5,
+    ),
+    (
+        "an XMM register is stored elsewhere",
+        |b| matches!(b, [0x65, 0x66, 0x40 | 0x44, 0x0f, 0xd6, ..]),
+        7,
+    ),
+];
+
+/// The sum and the step are in XMM registers that the guest does not use. Each fault of the ways out is found.
+#[test]
+fn faults_of_vector_registers_are_found() {
+    let file = dynasour_ir::text::file(SUM).expect("a file");
+    let versions = || file.regions.iter().flat_map(|r| &r.versions).cloned();
+    let mut base: std::collections::BTreeMap<u64, Version> =
+        versions().filter(Version::is_base).map(|v| (v.region, v)).collect();
+    let built = versions().find(|v| !v.is_base()).expect("a trace");
+    let mut version = built.clone();
+    dynasour_ir::opt::optimise(&mut version, &OptOptions::default());
+    let emitter =
+        Emitter::new(Config { cache_size: 1 << 20, ..Config::default() }).expect("memory");
+    let request = emitter.request(version.region, EntryState::Canonical).expect("a request");
+    let mut allocator = Allocator::default();
+    let code = || codegen::compile(&version, &request, &mut Allocator::default());
+    let whole = codegen::compile(&version, &request, &mut allocator).expect("code");
+    assert!(whole.registers.vectors.len() >= 2, "{version}");
+    let mut compared = |code: &CompiledCode| {
+        let mut machine = ModelMachine::boundless(7);
+        machine.map(0x8000, 16);
+        let machine = RefCell::new(machine);
+        let read = |address: u64, size: u32| machine.borrow_mut().load(address, size).ok();
+        let mut gpr = [0x9000; 16];
+        gpr[0] = 5;
+        let subject = Subject {
+            code: &mut base,
+            built: &built,
+            optimised: &version,
+            entry: Registers { gpr, rflags: 0, segments: [0; 2] },
+            results: &NativeResults::default(),
+            read: &read,
+            constants: &[],
+            length: LENGTH,
+            start: &Start::default(),
+        };
+        let mut lifted = LiftedCode::new(code, &version, &request);
+        validate_code(subject, &mut lifted, Limits::default())
+    };
+    let report = compared(&whole).unwrap_or_else(|wrong| panic!("{wrong}\n{version}"));
+    assert!(report.states > 10, "{report:?}");
+    assert_eq!(proof(&version, (&whole, &request)), Verdict::Proven);
+    for (name, is_it, byte) in CHANGES {
+        let cold = &whole.encoded.cold;
+        let places: Vec<usize> = (0..cold.len()).filter(|at| is_it(&cold[*at..])).collect();
+        let found = places.iter().filter(|at| {
+            let mut broken = code().expect("code");
+            broken.encoded.cold[**at + byte] ^= 8;
+            compared(&broken).is_err()
+        });
+        let found = found.count();
+        println!("{name}: {found} of {}", places.len());
+        assert!(
+            !places.is_empty() && 4 * found >= 3 * places.len(),
+            "{name}: {found} of {places:?}"
+        );
+    }
 }
