@@ -33,28 +33,49 @@ pub enum Form {
 /// bytes.
 fn split_of(inst: &Instruction, size: u32) -> Option<(Split, Form)> {
     use Code::*;
-    let (wanted, form) =
-        match inst.code() {
-            Movsd_xmm_xmmm64 | Movq_xmm_xmmm64 => (8, Form::Vector(Movaps_xmm_xmmm128)),
-            Movss_xmm_xmmm32 => (4, Form::Vector(Movaps_xmm_xmmm128)),
-            Movq_xmm_rm64 => (8, Form::Either(Movaps_xmm_xmmm128)),
-            Movd_xmm_rm32 => (4, Form::Either(Movaps_xmm_xmmm128)),
-            Cvtsi2sd_xmm_rm64 | Cvtsi2ss_xmm_rm64 => (8, Form::General),
-            Cvtsi2sd_xmm_rm32 | Cvtsi2ss_xmm_rm32 => (4, Form::General),
-            same @ (Addsd_xmm_xmmm64 | Subsd_xmm_xmmm64 | Mulsd_xmm_xmmm64 | Divsd_xmm_xmmm64
-            | Minsd_xmm_xmmm64 | Maxsd_xmm_xmmm64 | Sqrtsd_xmm_xmmm64
-            | Comisd_xmm_xmmm64 | Ucomisd_xmm_xmmm64 | Cvtsd2ss_xmm_xmmm64
-            | Cvttsd2si_r32_xmmm64 | Cvttsd2si_r64_xmmm64 | Cvtsd2si_r32_xmmm64
-            | Cvtsd2si_r64_xmmm64) => (8, Form::Vector(same)),
-            same @ (Addss_xmm_xmmm32 | Subss_xmm_xmmm32 | Mulss_xmm_xmmm32 | Divss_xmm_xmmm32
-            | Minss_xmm_xmmm32 | Maxss_xmm_xmmm32 | Sqrtss_xmm_xmmm32
-            | Comiss_xmm_xmmm32 | Ucomiss_xmm_xmmm32 | Cvtss2sd_xmm_xmmm32
-            | Cvttss2si_r32_xmmm32 | Cvttss2si_r64_xmmm32 | Cvtss2si_r32_xmmm32
-            | Cvtss2si_r64_xmmm32) => (4, Form::Vector(same)),
-            Movsd_xmmm64_xmm | Movq_xmmm64_xmm | Movq_rm64_xmm => (8, Form::Store),
-            Movss_xmmm32_xmm | Movd_rm32_xmm => (4, Form::Store),
-            _ => return None,
-        };
+    let (wanted, form) = match inst.code() {
+        Movsd_xmm_xmmm64 | Movq_xmm_xmmm64 => (8, Form::Vector(Movaps_xmm_xmmm128)),
+        Movss_xmm_xmmm32 => (4, Form::Vector(Movaps_xmm_xmmm128)),
+        Movq_xmm_rm64 => (8, Form::Either(Movaps_xmm_xmmm128)),
+        Movd_xmm_rm32 => (4, Form::Either(Movaps_xmm_xmmm128)),
+        Cvtsi2sd_xmm_rm64 | Cvtsi2ss_xmm_rm64 => (8, Form::General),
+        Cvtsi2sd_xmm_rm32 | Cvtsi2ss_xmm_rm32 => (4, Form::General),
+        same @ (Addsd_xmm_xmmm64
+        | Subsd_xmm_xmmm64
+        | Mulsd_xmm_xmmm64
+        | Divsd_xmm_xmmm64
+        | Minsd_xmm_xmmm64
+        | Maxsd_xmm_xmmm64
+        | Sqrtsd_xmm_xmmm64
+        | Roundsd_xmm_xmmm64_imm8
+        | Cmpsd_xmm_xmmm64_imm8
+        | Comisd_xmm_xmmm64
+        | Ucomisd_xmm_xmmm64
+        | Cvtsd2ss_xmm_xmmm64
+        | Cvttsd2si_r32_xmmm64
+        | Cvttsd2si_r64_xmmm64
+        | Cvtsd2si_r32_xmmm64
+        | Cvtsd2si_r64_xmmm64) => (8, Form::Vector(same)),
+        same @ (Addss_xmm_xmmm32
+        | Subss_xmm_xmmm32
+        | Mulss_xmm_xmmm32
+        | Divss_xmm_xmmm32
+        | Minss_xmm_xmmm32
+        | Maxss_xmm_xmmm32
+        | Sqrtss_xmm_xmmm32
+        | Roundss_xmm_xmmm32_imm8
+        | Cmpss_xmm_xmmm32_imm8
+        | Comiss_xmm_xmmm32
+        | Ucomiss_xmm_xmmm32
+        | Cvtss2sd_xmm_xmmm32
+        | Cvttss2si_r32_xmmm32
+        | Cvttss2si_r64_xmmm32
+        | Cvtss2si_r32_xmmm32
+        | Cvtss2si_r64_xmmm32) => (4, Form::Vector(same)),
+        Movsd_xmmm64_xmm | Movq_xmmm64_xmm | Movq_rm64_xmm => (8, Form::Store),
+        Movss_xmmm32_xmm | Movd_rm32_xmm => (4, Form::Store),
+        _ => return None,
+    };
     let split = if form == Form::Store { Split::Stored } else { Split::Loaded };
     let operand = if form == Form::Store { 0 } else { 1 };
     let is_memory = inst.op_kind(operand) == OpKind::Memory;
@@ -66,6 +87,17 @@ impl Native {
     pub fn may_split(&self) -> Option<Split> {
         let size = self.mem_size.filter(|_| self.split == Split::No)?;
         split_of(&self.inst, size).map(|(split, _)| split)
+    }
+
+    /// Does it copy eight bytes from a general register to an XMM register (as if it had loaded them), or the other way
+    /// round (as if it stored them)? Then the general register may as well be another XMM register.
+    pub fn register_move(&self) -> Option<Split> {
+        let inst = &self.inst;
+        match inst.code() {
+            Code::Movq_xmm_rm64 if inst.op1_kind() == OpKind::Register => Some(Split::Loaded),
+            Code::Movq_rm64_xmm if inst.op0_kind() == OpKind::Register => Some(Split::Stored),
+            _ => None,
+        }
     }
 
     /// What it looks like without its memory operand.

@@ -29,6 +29,12 @@ static uint32_t bits_of_float(float value) {
     return word;
 }
 
+/* Arguments and results of such functions go through general registers. */
+__attribute__((noinline)) static double average(double a, double b) {
+    double sum = a + b;
+    return sum / 2;
+}
+
 /* Sums, products and conversions of both widths through variables in memory. */
 static void mixed(int rounds) {
     double sum = 0, last = 1.5;
@@ -43,6 +49,7 @@ static void mixed(int rounds) {
         whole += (long)last & 0xff;
         half ^= (int)small + (int)whole;
         sum -= half & 3;
+        sum = average(sum, average(last, sum));
         if (last > 1e9)
             last = last / 1e8;
     }

@@ -191,10 +191,12 @@ pub fn rebuild(
             set_place(&mut inst, 1, of(i), size)?;
         }
         Place::Vector(i) => {
-            if let (Location::Vector(_), Some(Form::Vector(code) | Form::Either(code))) =
-                (of(i), original.form())
-            {
-                inst.set_code(code);
+            if let Location::Vector(_) = of(i) {
+                inst.set_code(match original.form() {
+                    Some(Form::Vector(code) | Form::Either(code)) => code,
+                    // A move between registers.
+                    Some(Form::General | Form::Store) | None => Code::Movaps_xmm_xmmm128,
+                });
             }
             set_place(&mut inst, 1, of(i), Size::B8)?;
         }
@@ -202,8 +204,8 @@ pub fn rebuild(
             let operands = [Opnd::Vector(i), Opnd::Phys(inst.op1_register())];
             inst = match original.mem_size {
                 _ if is_clean => build(Code::Movaps_xmm_xmmm128, &operands, allocs, first_slot)?,
-                Some(8) => build(Code::Movq_xmm_xmmm64, &operands, allocs, first_slot)?,
-                _ => {
+                Some(8) | None => build(Code::Movq_xmm_xmmm64, &operands, allocs, first_slot)?,
+                Some(_) => {
                     let [to, from] = operands;
                     let operands = [to, from, Opnd::Imm(LOW_ELEMENT_ONLY)];
                     build(Code::Insertps_xmm_xmmm32_imm8, &operands, allocs, first_slot)?

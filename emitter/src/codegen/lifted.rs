@@ -242,8 +242,13 @@ fn natives(code: &Encoded, image: &Image, version: &Version) -> FxHashMap<u64, H
             .and_then(|inst| block.version.natives.get(inst.native?.index()));
         let guest = version.natives.iter().find(|native| native.inst.ip() == ip);
         let Some((host, guest)) = host.zip(guest) else { continue };
-        let inputs = guest.gpr_in.iter().map(|g| host.gpr_in.iter().position(|h| h == g));
-        let outputs = guest.gpr_out.iter().map(|g| host.gpr_out.iter().position(|h| h == g));
+        // A move between two XMM registers is modelled with the guest's general register.
+        let (host_in, host_out) = match vectors::is_move(guest, host) {
+            true => (&guest.gpr_in, &guest.gpr_out),
+            false => (&host.gpr_in, &host.gpr_out),
+        };
+        let inputs = guest.gpr_in.iter().map(|g| host_in.iter().position(|h| h == g));
+        let outputs = guest.gpr_out.iter().map(|g| host_out.iter().position(|h| h == g));
         if let (Some(inputs), Some(outputs)) = (inputs.collect(), outputs.collect()) {
             found.insert(at, HostNative { guest: guest.clone(), inputs, outputs });
         }

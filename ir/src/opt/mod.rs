@@ -197,14 +197,6 @@ impl Pass {
 /// Every pass.
 pub const PASSES: &[Pass] = &[
     Pass {
-        name: "split",
-        about: "loads and stores access memory for scalar SSE instructions",
-        again_after: &[],
-        from_entry: false,
-        evaluator_only: false,
-        run: split::run,
-    },
-    Pass {
         name: "simplify",
         about: "rewrite rules, value numbering, facts from guards",
         again_after: &["peel", "alias", "forward", "params", "licm", "hoist", "merge", "readonly"],
@@ -369,6 +361,14 @@ pub const PASSES: &[Pass] = &[
         from_entry: true,
         evaluator_only: false,
         run: slot_promotion::run,
+    },
+    Pass {
+        name: "split",
+        about: "loads and stores access memory for scalar SSE instructions",
+        again_after: &[],
+        from_entry: false,
+        evaluator_only: false,
+        run: split::run,
     },
     Pass {
         name: "readonly",

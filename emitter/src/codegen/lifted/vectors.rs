@@ -36,6 +36,11 @@ fn number(register: Register) -> Option<u8> {
     register.is_xmm().then(|| register.number() as u8).filter(|n| *n < 16)
 }
 
+/// Has the guest's move between a general and an XMM register become one between XMM registers, or from a slot?
+pub(super) fn is_move(guest: &Native, host: &Native) -> bool {
+    guest.register_move().is_some() && host.gpr_in.is_empty() && host.gpr_out.is_empty()
+}
+
 /// Puts words of the context in the place of `borrowed` registers (bit n is register n) in a block that was lifted.
 pub(super) fn modelled(version: &mut Version, natives: &FxHashMap<u64, HostNative>, borrowed: u16) {
     for b in 0..version.blocks.len() {
@@ -46,6 +51,9 @@ pub(super) fn modelled(version: &mut Version, natives: &FxHashMap<u64, HostNativ
             let is_done = native.is_some_and(|host| match natives.get(&host.inst.ip()) {
                 Some(of) if of.guest.split != Split::No => {
                     made.split(&inst, &host, &of.guest).is_some()
+                }
+                Some(of) if is_move(&of.guest, &host) => {
+                    made.between(&inst, &host, &of.guest).is_some()
                 }
                 Some(_) => false,
                 None => made.moved(&inst, &host, borrowed).is_some(),
@@ -155,6 +163,27 @@ impl Model<'_> {
         match address {
             Some((mem, address)) => self.store(ty, mem, address, value.into()),
             None => self.write(number(host.inst.op0_register())?, value.into(), ty),
+        }
+        Some(())
+    }
+
+    /// A move between a general and an XMM register, as the code has it between XMM registers.
+    fn between(&mut self, inst: &Inst, host: &Native, guest: &Native) -> Option<()> {
+        let native = Native { inst: host.inst, ..guest.clone() };
+        let loads = guest.register_move()? == Split::Loaded;
+        let args = match inst.mem {
+            _ if !loads => Vec::new(),
+            Some(mem) => vec![self.load(Ty::I64, mem, [inst.args[0], inst.args[1]])],
+            None => vec![self.read(number(host.inst.op1_register())?)],
+        };
+        self.version.natives.push(native);
+        let mut made = Inst::new(Op::Native, Ty::I64, None, &args);
+        made.native = Some(NativeId((self.version.natives.len() - 1) as u32));
+        let value = (!loads).then(|| self.version.value(Ty::I64));
+        made.defs.extend(value);
+        self.insts.push(made);
+        if let Some(value) = value {
+            self.write(number(host.inst.op0_register())?, value.into(), Ty::I64);
         }
         Some(())
     }

@@ -308,7 +308,9 @@ impl Lower<'_> {
             ));
         }
         let mut ops = Ops::new();
-        if native.split == Split::Stored {
+        let is_move = native.register_move();
+        let stored = inst.def().filter(|d| self.survey.in_vector[d.index()]);
+        if native.split == Split::Stored || is_move == Some(Split::Stored) && stored.is_some() {
             let d = inst.def().filter(|d| !self.fused[d.index()]);
             let Some(d) = d else { return Ok(()) };
             let r = self.vector_home(d);
@@ -327,7 +329,10 @@ impl Lower<'_> {
             let r = self.defined(*d);
             ops.push(RaOperand::reg_fixed_def(r, preg(home.number())));
         }
-        for (k, home) in native.gpr_in.iter().enumerate() {
+        let moved = inst.args.first().filter(|_| is_move == Some(Split::Loaded));
+        let moved = moved.and_then(|arg| self.in_vector(*arg));
+        let general = if moved.is_some() { &[][..] } else { &native.gpr_in };
+        for (k, home) in general.iter().enumerate() {
             let arg = self.survey.resolve(inst.args[first + k]);
             if *home == Gpr::RSP {
                 if arg.as_value().is_some_and(|v| self.survey.is_pinned(v)) {
@@ -342,6 +347,9 @@ impl Lower<'_> {
         }
         let place = if native.split == Split::Loaded {
             self.loaded(inst, native, &mut ops)?
+        } else if let Some(v) = moved {
+            ops.push(RaOperand::any_use(self.vector(v.into(), Ty::I64)?));
+            Place::Vector((ops.len() - 1) as u8)
         } else if has_memory {
             let mem = inst
                 .mem

@@ -205,8 +205,8 @@ impl<'a> Survey<'a> {
         Ok(())
     }
 
-    /// Decides which values live in XMM registers: what natives store, loads for natives alone, and parameters that
-    /// are passed such values, or used by natives alone.
+    /// Decides which values live in XMM registers: what natives store, loads and moves for natives alone, and
+    /// parameters that are passed such values, or used by natives alone.
     fn choose_classes(&mut self) {
         let v = self.v;
         let used = v.natives.iter().map(Native::sse_registers);
@@ -231,8 +231,10 @@ impl<'a> Survey<'a> {
                 self.in_vector[d.index()] = true;
             }
         }
-        for inst in v.blocks.iter().flat_map(|b| &b.insts).filter(|i| i.op == Op::Load) {
-            let Some(d) = inst.def() else { continue };
+        for inst in v.blocks.iter().flat_map(|b| &b.insts) {
+            let native = inst.native.map(|n| &v.natives[n.index()]);
+            let moves = native.is_some_and(|n| n.register_move() == Some(Split::Stored));
+            let Some(d) = inst.def().filter(|_| moves || inst.op == Op::Load) else { continue };
             let has_size = matches!(inst.ty, Ty::I32 | Ty::I64);
             self.in_vector[d.index()] = has_size && wanted[d.index()] && !general[d.index()];
         }

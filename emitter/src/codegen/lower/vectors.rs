@@ -111,7 +111,7 @@ impl Lower<'_> {
     /// Are the bytes zero that the native at the current position does not store of its register? Only its own block
     /// is looked at.
     pub fn is_stored_clean(&self, native: &Native) -> bool {
-        let Some(size) = native.mem_size else { return false };
+        let size = native.mem_size.unwrap_or(8);
         let mut register = native.inst.op1_register().number() as u32;
         for inst in self.v.blocks[self.block].insts[..self.pos].iter().rev() {
             let writer = inst.native.map(|n| &self.v.natives[n.index()]);
@@ -200,7 +200,8 @@ pub(super) fn takes_vector(inst: &Inst, n: usize, natives: &[Native]) -> bool {
         Op::Native => {
             let native = inst.native.and_then(|n| natives.get(n.index()));
             let form = native.filter(|n| n.split == Split::Loaded).and_then(|n| n.form());
-            n == 0 && matches!(form, Some(Form::Vector(..) | Form::Either(..)))
+            let is_move = native.is_some_and(|n| n.register_move() == Some(Split::Loaded));
+            n == 0 && (is_move || matches!(form, Some(Form::Vector(..) | Form::Either(..))))
         }
         _ => false,
     }
