@@ -13,7 +13,7 @@
 //! ```
 
 use crate::types::Loc;
-use crate::version::{Effects, Native, Split};
+use crate::version::{Effects, Native, Split, Version};
 use iced_x86::{Code, EncodingKind, Instruction, OpKind, Register};
 
 /// The forms of an instruction whose memory operand is split off.
@@ -105,9 +105,9 @@ impl Native {
         split_of(&self.inst, self.mem_size?).map(|(_, form)| form)
     }
 
-    /// The XMM registers that it uses: bit n is register n. None if it may use other vector registers, or these
+    /// The XMM registers that it names: bit n is register n. None if it may use other vector registers, or these
     /// in another way than the instructions of SSE do.
-    pub fn sse_registers(&self) -> Option<u16> {
+    fn sse_registers(&self) -> Option<u16> {
         let vectors = self.vec_read | self.vec_write;
         let in_place = vectors != 0
             || self.writes.iter().any(|loc| !matches!(loc, Loc::Df))
@@ -116,6 +116,15 @@ impl Native {
         let is_small = (0..self.inst.op_count())
             .all(|n| self.inst.op_kind(n) != OpKind::Register || !wide(self.inst.op_register(n)));
         (!in_place || is_legacy && is_small).then(|| u16::try_from(vectors).ok()).flatten()
+    }
+}
+
+impl Version {
+    /// The XMM registers that no native names, in which the version may keep values of its own: bit n is register n.
+    /// None if a native of it uses other vector registers, or these in another way than the instructions of SSE do.
+    pub fn free_sse_registers(&self) -> Option<u16> {
+        let mut named = self.natives.iter().map(Native::sse_registers);
+        named.try_fold(0, |all, one| Some(all | one?)).map(|named: u16| !named)
     }
 }
 

@@ -88,9 +88,7 @@ fn is_constant(inst: &Inst, version: &Version, options: &OptOptions) -> bool {
 
 /// Does the version leave enough XMM registers unused?
 fn has_room(version: &Version) -> bool {
-    let used = version.natives.iter().map(Native::sse_registers);
-    let used = used.fold(Some(0), |all, one| Some(all? | one?));
-    used.is_some_and(|used: u16| used.count_zeros() >= FEWEST_FREE)
+    version.free_sse_registers().is_some_and(|free| free.count_ones() >= FEWEST_FREE)
 }
 
 fn ty_of(version: &Version, native: Option<NativeId>) -> Ty {

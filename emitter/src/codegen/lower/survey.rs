@@ -10,7 +10,7 @@ use crate::codegen::lower::LowerError;
 use crate::codegen::lower::vectors::takes_vector;
 use crate::record::Location;
 use dynasour_ir::reach::ends_reach;
-use dynasour_ir::{BlockId, Gpr, Inst, Loc, Native, Op, Operand, Split, Term, Ty, Value, Version};
+use dynasour_ir::{BlockId, Gpr, Inst, Loc, Op, Operand, Split, Term, Ty, Value, Version};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -209,12 +209,9 @@ impl<'a> Survey<'a> {
     /// parameters that are passed such values, or used by natives alone.
     fn choose_classes(&mut self) {
         let v = self.v;
-        let used = v.natives.iter().map(Native::sse_registers);
-        let used = used.fold(Some(0), |all: Option<u16>, one| Some(all? | one?));
-        let Some(used) = used.filter(|_| v.natives.iter().any(|n| n.split != Split::No)) else {
-            return;
-        };
-        self.free_vectors = !used;
+        let has_values = v.natives.iter().any(|n| n.split != Split::No);
+        let Some(free) = v.free_sse_registers().filter(|_| has_values) else { return };
+        self.free_vectors = free;
         let (mut general, mut wanted) = (vec![false; v.types.len()], vec![false; v.types.len()]);
         for inst in v.blocks.iter().flat_map(|b| &b.insts) {
             for (n, arg) in inst.args.iter().enumerate() {
