@@ -53,7 +53,7 @@ use dynasour_guest::lift::LiftedBlock;
 use dynasour_guest::lift::class::sets_x87_pointer;
 use dynasour_ir::predict::{NativeResults, Prediction, Registers, value_of};
 use dynasour_ir::{
-    AnchorId, Block, BlockId, Context, Gpr, Inst, Loc, Op, Operand, Term, Value, Version,
+    AnchorId, Block, BlockId, Context, Fact, Gpr, Inst, Loc, Op, Operand, Term, Value, Version,
 };
 use iterations::Iterations;
 pub(crate) use iterations::parts_at;
@@ -354,7 +354,11 @@ fn assemble(
     for (index, slot) in entry_state.iter_mut().enumerate() {
         let loc = Loc::from_ssa_index(index);
         let v = version.value(loc.ty());
-        *slot = v.into();
+        let known = version.context.facts.iter().find_map(|fact| match *fact {
+            Fact::RegEquals(gpr, value) if loc == Loc::Gpr(gpr) => Some(Operand::Const(value)),
+            _ => None,
+        });
+        *slot = known.unwrap_or(v.into());
         entry_params.push(v);
         version.entry_locs.push(loc);
     }

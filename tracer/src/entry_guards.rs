@@ -66,10 +66,13 @@ pub(crate) fn speculate_registers(
         uses[g.number()].is_some_and(|u| policy.placement().speculate_register(*g, value, u))
     };
     let mut chosen = path.stable.clone();
-    chosen.retain(|(g, value)| wanted(g, *value));
+    // What the context says of a register need not be assumed.
+    let is_known = |g: &Gpr| state[g.number()].as_const().is_some();
+    chosen.retain(|(g, value)| !is_known(g) && wanted(g, *value));
     let assumed = chosen.iter().map(|&(g, value)| Assumption { place: Place::Register(g), value });
     let assumed = assumed.collect();
-    chosen.extend(path.guest.iter().flat_map(|g| &g.registers));
+    let greens = path.guest.iter().flat_map(|g| &g.registers).copied();
+    chosen.extend(greens.filter(|(g, _)| !is_known(g)));
     if chosen.is_empty() {
         return (Vec::new(), assumed);
     }

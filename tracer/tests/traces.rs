@@ -7,7 +7,7 @@ use dynasour_ir::eval::{Leave, ModelMachine, NoHooks, State, run};
 use dynasour_ir::opt::{OptOptions, Shape, normalise, optimise};
 use dynasour_ir::predict::Registers;
 use dynasour_ir::verify::assert_valid;
-use dynasour_ir::{Context, Effects, Fact, Inst, Operand, Version};
+use dynasour_ir::{Context, Effects, Fact, Gpr, Inst, Operand, Version};
 use dynasour_tracer::{
     DefaultPolicy, EndReason, HeadKind, Path, Recorder, Recording, Step, TargetKind, TraceShape,
     build,
@@ -297,6 +297,31 @@ fn a_stable_shift_count_is_assumed_at_entry() {
     });
     let version = check_trace(program, CODE, TraceShape::Loop, 1 << 1);
     assert!(version.blocks[0].insts.iter().any(|i| i.op == dynasour_ir::Op::Assume), "{version}");
+}
+
+/// What the exit says that leads to a trace need not be assumed, and is a constant from the start.
+#[test]
+fn a_register_that_the_context_knows_is_a_constant() {
+    let mut program = Program::assemble(|a| {
+        a.mov(rax, rsi)?;
+        a.shl(rax, cl)?;
+        a.add(rbx, rax)?;
+        a.syscall()
+    });
+    let path = program.record(CODE, state(5), machine(), 1 << 1);
+    let context = Context { facts: vec![Fact::RegEquals(Gpr::RCX, 5), Fact::PrivateMemory] };
+    let version = build::build(&path, "t1", context, &DefaultPolicy::default())
+        .expect("the path can be built")
+        .version;
+    assert_valid(&version);
+    let insts = || version.blocks.iter().flat_map(|block| &block.insts);
+    assert!(insts().all(|i| i.op != dynasour_ir::Op::Assume), "{version}");
+    let count = version.blocks[0].params[Gpr::RCX.number()];
+    assert!(insts().all(|i| !i.args.contains(&count.into())), "{version}");
+    let compared = |n| check(&mut program, &version, &state(n), &machine(), Limits::default());
+    let [known, other] = [5, 6].map(compared);
+    assert!(matches!(known, Ok(Checked::Compared { .. })), "{version}");
+    assert!(matches!(other, Ok(Checked::ContextFails)), "{version}");
 }
 
 #[test]

@@ -61,10 +61,10 @@ use crate::codegen::mach::MFunc;
 use crate::codegen::piece::Piece;
 use crate::codegen::vectors::VECTOR_SLOTS;
 use crate::cpu::Cpu;
-use crate::record::Record;
+use crate::record::{Node, Record};
 use compiled::{At, CompiledSite, Registers};
 use dynasour_guest::context::SCRATCH_WORDS;
-use dynasour_ir::{Gpr, Version};
+use dynasour_ir::{Gpr, Loc, Version};
 use regalloc2::{Function, Output, RegAllocError, RegClass};
 use smallvec::SmallVec;
 
@@ -103,6 +103,17 @@ pub struct Request {
 }
 
 impl Request {
+    /// The guest registers that hold a number whenever the code is entered, because the exit that leads there sets
+    /// them so.
+    pub fn known_registers(&self) -> Vec<(Gpr, u64)> {
+        let FragmentEntry::FromExit(exit) = &self.entry else { return Vec::new() };
+        let known = |(loc, node): &(Loc, u16)| match (loc, &exit.record.nodes[usize::from(*node)]) {
+            (Loc::Gpr(gpr), Node::Const(value)) => Some((*gpr, *value)),
+            _ => None,
+        };
+        exit.record.locations.iter().filter_map(known).collect()
+    }
+
     /// The same request for a version that is entered in canonical state.
     pub fn canonical(&self) -> Request {
         Request { entry: FragmentEntry::Canonical, ..self.clone() }

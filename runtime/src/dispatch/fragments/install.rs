@@ -159,6 +159,11 @@ impl Fragments {
                     .map_err(|_| Failure::Stale)?,
             ),
         };
+        let mut facts = request.known_registers();
+        let mut facts: Vec<Fact> =
+            facts.drain(..).map(|(g, value)| Fact::RegEquals(g, value)).collect();
+        facts.extend(self.private_memory.then_some(Fact::PrivateMemory));
+        facts.sort_unstable();
         let is_first_version = !self.regions.contains_key(&path.head);
         let race = match side_exit {
             None if is_first_version => self.enter_race(path, &mut request, config),
@@ -166,7 +171,7 @@ impl Fragments {
         };
         Ok(Plan {
             name: format!("t{number}"),
-            facts: if self.private_memory { vec![Fact::PrivateMemory] } else { Vec::new() },
+            facts,
             is_first_version,
             race,
             side_exit,
@@ -435,7 +440,8 @@ impl Plan {
     ) -> Result<CompiledCode, Failure> {
         let emitting = Instant::now();
         let mut compiled = codegen::compile(version, &self.request, allocator);
-        if compiled.is_err() && self.side_exit.take().is_some() {
+        let knows_registers = self.facts.iter().any(|f| matches!(f, Fact::RegEquals(..)));
+        if compiled.is_err() && !knows_registers && self.side_exit.take().is_some() {
             // Perhaps too many values were live at once. A version of the region does not hold the
             // exit's values besides its own.
             self.request = self.request.canonical();
