@@ -147,6 +147,15 @@ pub enum Split {
     Stored,
 }
 
+impl Split {
+    /// What a native does not do whose memory operand another instruction accesses.
+    pub const EXCLUDES: Effects = Effects::READ
+        .union(Effects::WRITE)
+        .union(Effects::UNKNOWN_EXTENT)
+        .union(Effects::LOCKED)
+        .union(Effects::RESTARTABLE);
+}
+
 /// An original guest instruction with its register and memory operands made explicit.
 ///
 /// `Inst::args` holds: base and index if it [has an address](Native::has_address), or the value that was

@@ -129,9 +129,6 @@ pub fn build(
             Opnd::Op(i, size) => {
                 set_place(&mut inst, n, location(allocs[usize::from(*i)], first_slot), *size)?;
             }
-            Opnd::Vector(i) => {
-                set_place(&mut inst, n, location(allocs[usize::from(*i)], first_slot), Size::B8)?;
-            }
             Opnd::Imm(i) => {
                 let kind = immediate_kind(code, n);
                 inst.try_set_op_kind(n, kind)?;
@@ -201,7 +198,7 @@ pub fn rebuild(
             set_place(&mut inst, 1, of(i), Size::B8)?;
         }
         Place::Result(i, is_clean) => {
-            let operands = [Opnd::Vector(i), Opnd::Phys(inst.op1_register())];
+            let operands = [Opnd::Op(i, Size::B8), Opnd::Phys(inst.op1_register())];
             inst = match original.mem_size {
                 _ if is_clean => build(Code::Movaps_xmm_xmmm128, &operands, allocs, first_slot)?,
                 Some(8) | None => build(Code::Movq_xmm_xmmm64, &operands, allocs, first_slot)?,

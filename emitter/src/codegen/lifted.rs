@@ -285,9 +285,9 @@ impl Code for LiftedCode<'_> {
             return None;
         }
         let image = &self.image;
-        let borrowed = self.code.registers.vectors.iter().fold(0, |set, (r, _)| set | 1 << r);
-        let natives = &self.tables.natives;
+        let (vectors, natives) = (&self.code.registers.vectors, &self.tables.natives);
         let block = self.blocks.entry(pc).or_insert_with(|| {
+            let borrowed = vectors.iter().fold(0, |set, (r, _)| set | 1 << r);
             let mut block = lift_block(pc, image, MAX_BLOCK);
             vectors::modelled(&mut block.version, natives, borrowed);
             block

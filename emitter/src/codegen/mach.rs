@@ -86,10 +86,8 @@ impl Addr {
 /// One operand of an encoded instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Opnd {
-    /// An allocator operand: a register, or its spill slot.
+    /// An allocator operand: a register, or its spill slot. An XMM register has no size.
     Op(u8, Size),
-    /// An allocator operand: an XMM register, or its spill slot.
-    Vector(u8),
     /// An immediate.
     Imm(i64),
     /// Memory.

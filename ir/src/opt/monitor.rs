@@ -48,14 +48,18 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
 
 /// The bytes of a load from a constant address.
 pub(super) fn fixed(inst: &Inst) -> Option<(Ty, u64)> {
-    let mem = inst.mem.filter(|m| inst.op == Op::Load && m.seg.is_none())?;
+    (inst.op == Op::Load).then(|| fixed_address(inst)).flatten().map(|address| (inst.ty, address))
+}
+
+/// The address of an instruction, if it is a constant.
+pub(super) fn fixed_address(inst: &Inst) -> Option<u64> {
+    let mem = inst.mem.filter(|m| m.seg.is_none())?;
     let number = |o: Operand| {
         o.as_const().or_else(|| holds(SideCondition::MonitorFixed, false).then_some(0))
     };
     let (base, index) = (number(*inst.args.first()?)?, number(*inst.args.get(1)?)?);
-    let address =
-        base.wrapping_add(index.wrapping_mul(u64::from(mem.scale))).wrapping_add(mem.disp as u64);
-    Some((inst.ty, address))
+    let scaled = index.wrapping_mul(u64::from(mem.scale));
+    Some(base.wrapping_add(scaled).wrapping_add(mem.disp as u64))
 }
 
 /// The fact that a guard of a load from a constant address states.

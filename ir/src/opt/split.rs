@@ -16,6 +16,7 @@
 //! The caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
+use super::monitor::fixed_address;
 use crate::op::Op;
 use crate::reach::may_fault;
 use crate::types::{NativeId, Operand, Ty};
@@ -75,15 +76,12 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
 /// Does it read at a fixed address what the guest can only read? No store changes that, so nothing is to be gained, and
 /// nobody need guard it.
 fn is_constant(inst: &Inst, version: &Version, options: &OptOptions) -> bool {
-    let native = inst.native.and_then(|n| version.natives.get(n.index()));
-    let size = native.and_then(|n| n.mem_size);
-    let (Some(read), Some(size), Some(mem)) = (options.constant_memory, size, inst.mem) else {
-        return false;
+    let size = inst.native.and_then(|n| version.natives.get(n.index())?.mem_size);
+    let place = fixed_address(inst).zip(size);
+    let is_read_only = |read: &dyn Fn(u64, u32) -> Option<u64>| {
+        place.is_some_and(|(address, size)| read(address, size).is_some())
     };
-    let [base, index] = [inst.args[0], inst.args[1]].map(Operand::as_const);
-    let (Some(base), Some(index), None) = (base, index, mem.seg) else { return false };
-    let scaled = index.wrapping_mul(u64::from(mem.scale));
-    read(base.wrapping_add(scaled).wrapping_add(mem.disp as u64), size).is_some()
+    options.constant_memory.is_some_and(is_read_only)
 }
 
 /// Does the version leave enough XMM registers unused?

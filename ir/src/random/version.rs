@@ -328,11 +328,7 @@ impl<'r> Maker<'r> {
             _ => Split::No,
         };
         if split != Split::No {
-            effects -= Effects::READ
-                | Effects::WRITE
-                | Effects::UNKNOWN_EXTENT
-                | Effects::LOCKED
-                | Effects::RESTARTABLE;
+            effects -= Split::EXCLUDES;
         }
         let has_results = split != Split::Stored;
         let native = Native {

@@ -339,13 +339,6 @@ impl Checker<'_> {
     }
 }
 
-/// What a native does not do whose memory operand another instruction accesses.
-const SPLIT: Effects = Effects::READ
-    .union(Effects::WRITE)
-    .union(Effects::UNKNOWN_EXTENT)
-    .union(Effects::LOCKED)
-    .union(Effects::RESTARTABLE);
-
 /// The inconsistency in a native's declaration, if there is one.
 fn native_fault(native: &Native) -> Option<&'static str> {
     let writes_in_place = native.vec_write != 0 || !native.writes.is_empty();
@@ -363,7 +356,7 @@ fn native_fault(native: &Native) -> Option<&'static str> {
         _ if native.split_ty().is_none() => {
             return Some("a value cannot stand for its memory operand");
         }
-        _ if native.effects.intersects(SPLIT) => {
+        _ if native.effects.intersects(Split::EXCLUDES) => {
             return Some("another instruction accesses memory for it, but it does, too");
         }
         Split::Stored if !native.gpr_out.is_empty() || native.flags_out => {

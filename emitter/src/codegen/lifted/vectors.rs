@@ -18,7 +18,7 @@ use super::WORDS;
 use dynasour_ir::split::Form;
 use dynasour_ir::validate::HostNative;
 use dynasour_ir::{Inst, Mem, Native, NativeId, Op, Operand, Split, Ty, Value, Version};
-use iced_x86::{Code, OpKind, Register};
+use iced_x86::{Code, Register};
 use rustc_hash::FxHashMap;
 
 /// The word that an XMM register is.
@@ -112,6 +112,14 @@ impl Model<'_> {
         if ty == Ty::I64 { value } else { self.push(Op::Trunc, ty, &[value]) }
     }
 
+    fn native(&mut self, native: Native, args: &[Operand], defs: &[Value]) {
+        self.version.natives.push(native);
+        let mut made = Inst::new(Op::Native, Ty::I64, None, args);
+        made.native = Some(NativeId((self.version.natives.len() - 1) as u32));
+        made.defs.extend_from_slice(defs);
+        self.insts.push(made);
+    }
+
     /// A native of the version whose memory operand was split off, as the code has it. None if this cannot be.
     fn split(&mut self, inst: &Inst, host: &Native, guest: &Native) -> Option<()> {
         let ty = guest.split_ty()?;
@@ -149,17 +157,12 @@ impl Model<'_> {
                 }
             }],
         };
-        self.version.natives.push(native);
-        let mut made = Inst::new(Op::Native, Ty::I64, None, &args);
-        made.native = Some(NativeId((self.version.natives.len() - 1) as u32));
         if guest.split == Split::Loaded {
-            made.defs = inst.defs.clone();
-            self.insts.push(made);
+            self.native(native, &args, &inst.defs);
             return Some(());
         }
         let value = self.version.value(ty);
-        made.defs.push(value);
-        self.insts.push(made);
+        self.native(native, &args, &[value]);
         match address {
             Some((mem, address)) => self.store(ty, mem, address, value.into()),
             None => self.write(number(host.inst.op0_register())?, value.into(), ty),
@@ -176,12 +179,8 @@ impl Model<'_> {
             Some(mem) => vec![self.load(Ty::I64, mem, [inst.args[0], inst.args[1]])],
             None => vec![self.read(number(host.inst.op1_register())?)],
         };
-        self.version.natives.push(native);
-        let mut made = Inst::new(Op::Native, Ty::I64, None, &args);
-        made.native = Some(NativeId((self.version.natives.len() - 1) as u32));
         let value = (!loads).then(|| self.version.value(Ty::I64));
-        made.defs.extend(value);
-        self.insts.push(made);
+        self.native(native, &args, value.as_slice());
         if let Some(value) = value {
             self.write(number(host.inst.op0_register())?, value.into(), Ty::I64);
         }
@@ -192,7 +191,7 @@ impl Model<'_> {
     fn moved(&mut self, inst: &Inst, host: &Native, borrowed: u16) -> Option<()> {
         use Code::*;
         let own = |register: Register| number(register).filter(|r| borrowed >> r & 1 != 0);
-        let (code, is_memory) = (host.inst.code(), inst.mem.is_some());
+        let code = host.inst.code();
         let address = inst.mem.map(|mem| (mem, [inst.args[0], inst.args[1]]));
         let ty = match code {
             Movss_xmm_xmmm32 | Movss_xmmm32_xmm | Movd_xmm_rm32 | Movd_rm32_xmm => Ty::I32,
@@ -221,7 +220,6 @@ impl Model<'_> {
             return Some(());
         }
         let from = own(host.inst.op1_register())?;
-        debug_assert_eq!(is_memory, host.inst.op0_kind() == OpKind::Memory);
         let whole = self.read(from);
         let value = self.narrowed(whole, ty);
         match (address, inst.def()) {

@@ -237,16 +237,17 @@ impl Lower<'_> {
 
     /// A load into a register of its own.
     pub fn load(&mut self, inst: &Inst, d: Value) -> Result<(), LowerError> {
-        if self.survey.in_vector[d.index()] {
-            return self.load_vector(inst, d);
-        }
-        let r = self.defined(d);
         let size = Size::of(inst.ty);
+        let (r, code, to) = match (self.survey.in_vector[d.index()], size) {
+            (true, Size::B8) => (self.vector_home(d), Code::Movq_xmm_xmmm64, Size::B8),
+            (true, _) => (self.vector_home(d), Code::Movss_xmm_xmmm32, Size::B8),
+            (false, Size::B8) => (self.defined(d), LOAD[size as usize], Size::B8),
+            (false, _) => (self.defined(d), LOAD[size as usize], Size::B4),
+        };
         let mut ops: Ops = smallvec![RaOperand::reg_def(r)];
         let address = self.address(inst, &mut ops)?;
         self.fault = inst.anchor;
-        let to = if size == Size::B8 { Size::B8 } else { Size::B4 };
-        self.x86(LOAD[size as usize], &[Opnd::Op(0, to), Opnd::Mem(address)], ops);
+        self.x86(code, &[Opnd::Op(0, to), Opnd::Mem(address)], ops);
         Ok(())
     }
 
@@ -268,14 +269,19 @@ impl Lower<'_> {
         [base, index, value]: [Operand; 3],
         anchor: Option<dynasour_ir::AnchorId>,
     ) -> Result<(), LowerError> {
-        if self.store_vector(ty, mem, [base, index, value], anchor)? {
-            return Ok(());
-        }
         let size = Size::of(ty);
         let mut ops = Ops::new();
-        let (code, source) = match self.imm(value, ty) {
-            Some(i) => (STORE_IMM[size as usize], Opnd::Imm(i)),
-            None => {
+        let in_vector = self.in_vector(value);
+        let (code, source) = match (self.imm(value, ty), in_vector, size) {
+            (Some(i), ..) => (STORE_IMM[size as usize], Opnd::Imm(i)),
+            (None, Some(v), Size::B4 | Size::B8) => {
+                self.demanded[v.index()] = true;
+                ops.push(RaOperand::reg_use(self.vector_home(v)));
+                let is_whole = size == Size::B8;
+                let code = if is_whole { Code::Movq_xmmm64_xmm } else { Code::Movss_xmmm32_xmm };
+                (code, Opnd::Op(0, size))
+            }
+            (None, ..) => {
                 let r = self.reg(value)?;
                 ops.push(RaOperand::reg_use(r));
                 (STORE[size as usize], Opnd::Op(0, size))

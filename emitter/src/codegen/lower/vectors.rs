@@ -17,7 +17,7 @@ use crate::codegen::lower::{Lower, LowerError};
 use crate::codegen::mach::{Addr, Kind, Opnd, Ops, Place, SiteKind, vector_vreg};
 use crate::codegen::x86::Size;
 use dynasour_ir::split::{Form, Upper};
-use dynasour_ir::{Inst, Mem, Native, Op, Operand, Split, Ty, Value};
+use dynasour_ir::{Inst, Native, Op, Operand, Split, Ty, Value};
 use iced_x86::Code;
 use regalloc2::{Operand as RaOperand, OperandConstraint, VReg};
 use smallvec::smallvec;
@@ -51,7 +51,7 @@ impl Lower<'_> {
             Ty::I64 => (Code::Movq_xmm_rm64, Size::B8),
             _ => (Code::Movd_xmm_rm32, Size::B4),
         };
-        let operands = smallvec![Opnd::Vector(0), Opnd::Op(1, size)];
+        let operands = smallvec![Opnd::Op(0, Size::B8), Opnd::Op(1, size)];
         let ops = smallvec![RaOperand::reg_def(to), RaOperand::any_use(from)];
         self.emit(Kind::X86(code, operands), ops, None);
         Ok(to)
@@ -65,7 +65,7 @@ impl Lower<'_> {
             Ty::I64 => (Code::Movq_rm64_xmm, Size::B8),
             _ => (Code::Movd_rm32_xmm, Size::B4),
         };
-        let operands = smallvec![Opnd::Op(0, size), Opnd::Vector(1)];
+        let operands = smallvec![Opnd::Op(0, size), Opnd::Op(1, Size::B8)];
         let ops = smallvec![RaOperand::reg_def(to), RaOperand::reg_use(from)];
         self.emit(Kind::X86(code, operands), ops, None);
         to
@@ -126,39 +126,6 @@ impl Lower<'_> {
             }
         }
         false
-    }
-
-    /// A load into an XMM register.
-    pub fn load_vector(&mut self, inst: &Inst, d: Value) -> Result<(), LowerError> {
-        let r = self.vector_home(d);
-        let mut ops: Ops = smallvec![RaOperand::reg_def(r)];
-        let address = self.address(inst, &mut ops)?;
-        self.fault = inst.anchor;
-        let code = if inst.ty == Ty::I64 { Code::Movq_xmm_xmmm64 } else { Code::Movss_xmm_xmmm32 };
-        self.x86(code, &[Opnd::Vector(0), Opnd::Mem(address)], ops);
-        Ok(())
-    }
-
-    /// Stores a value that lives in an XMM register. False if it does not, or if not all of 4 or 8 bytes are stored.
-    pub fn store_vector(
-        &mut self,
-        ty: Ty,
-        mem: Mem,
-        [base, index, value]: [Operand; 3],
-        anchor: Option<dynasour_ir::AnchorId>,
-    ) -> Result<bool, LowerError> {
-        let code = match ty {
-            Ty::I64 => Code::Movq_xmmm64_xmm,
-            Ty::I32 => Code::Movss_xmmm32_xmm,
-            _ => return Ok(false),
-        };
-        let Some(v) = self.in_vector(value) else { return Ok(false) };
-        self.demanded[v.index()] = true;
-        let mut ops: Ops = smallvec![RaOperand::reg_use(self.vector_home(v))];
-        let address = self.address_of(mem, base, index, &mut ops, OperandConstraint::Reg)?;
-        self.fault = anchor;
-        self.x86(code, &[Opnd::Mem(address), Opnd::Vector(0)], ops);
-        Ok(true)
     }
 
     /// Lets the native that computes what is stored store it itself, if nothing stands between the two that could
