@@ -200,32 +200,30 @@ pub fn build(
     policy: &dyn SpeculationPolicy,
 ) -> Result<Built, BuildError> {
     let mut path = Cow::Borrowed(path);
+    let mut promoted = promoted_by_iterations(&mut path, &context, policy)?;
     loop {
-        match build_all(&path, name, &context, policy) {
-            Err(_) if !path.others.is_empty() => drop(path.to_mut().others.pop()),
+        match build_all(&path, &promoted, name, &context, policy) {
+            Err(_) if !path.others.is_empty() => {
+                path.to_mut().others.pop();
+                promoted.pop();
+            }
             result => return result,
         }
     }
 }
 
-/// As [`build`], with all iterations.
+/// As [`build`], with all iterations, of which each assumes what it has `promoted`.
 fn build_all(
     path: &Path,
+    promoted: &[Promoted],
     name: &str,
     context: &Context,
     policy: &dyn SpeculationPolicy,
 ) -> Result<Built, BuildError> {
     let (mut origins, mut assumptions) = (Origins::default(), Vec::new());
-    if let Some(guest) = &path.guest {
-        for (steps, first) in Iterations::of(path).all() {
-            let alone = match path.others.is_empty() {
-                true => Cow::Borrowed(path),
-                false => Cow::Owned(path.with_steps(steps)),
-            };
-            let (found, assumed) = promoted(&alone, guest, context, policy)?;
-            origins.extend(found.into_iter().map(|(step, inst)| (first + step, inst)));
-            assumptions.extend(assumed);
-        }
+    for ((_, first), promoted) in Iterations::of(path).all().zip(promoted) {
+        origins.extend(promoted.origins.iter().map(|(step, inst)| (first + step, *inst)));
+        assumptions.extend_from_slice(&promoted.assumptions);
     }
     let (version, notes) = assemble(path, name, context.clone(), policy, &origins)?;
     let Notes { registers, native_results, pcs, .. } = notes;
@@ -235,14 +233,63 @@ fn build_all(
     Ok(Built { version, assumptions, native_results, pcs })
 }
 
-/// The instructions of a loop of an interpreted program whose observed results its trace assumes, and
-/// what is assumed of memory.
+/// What an iteration of a loop of an interpreted program assumes.
+#[derive(Debug)]
+struct Promoted {
+    /// The instructions whose observed results it assumes.
+    origins: Origins,
+    /// What it assumes of memory besides.
+    assumptions: Vec<Assumption>,
+}
+
+/// What each iteration of a loop of an interpreted program assumes. Others than the main one are taken out of
+/// the path if they contradict themselves, or one before them where both still go the same way.
+fn promoted_by_iterations(
+    path: &mut Cow<'_, Path>,
+    context: &Context,
+    policy: &dyn SpeculationPolicy,
+) -> Result<Vec<Promoted>, BuildError> {
+    let Some(guest) = &path.guest else { return Ok(Vec::new()) };
+    let iterations: Vec<&[Step]> = Iterations::of(path).all().map(|(steps, _)| steps).collect();
+    let mut kept: Vec<(usize, Promoted)> = Vec::new();
+    for (n, steps) in iterations.iter().enumerate() {
+        let promoted = match promoted(&path.with_steps(steps), guest, context, policy) {
+            Ok(promoted) => promoted,
+            Err(error) if n == 0 => return Err(error),
+            Err(_) => continue,
+        };
+        let agrees =
+            |(m, before): &(usize, Promoted)| agree(&before.origins, iterations[*m], steps);
+        if kept.iter().all(agrees) {
+            kept.push((n, promoted));
+        }
+    }
+    if kept.len() < iterations.len() {
+        let others = kept[1..].iter().map(|(n, _)| path.others[n - 1].clone()).collect();
+        path.to_mut().others = others;
+    }
+    Ok(kept.into_iter().map(|(_, promoted)| promoted).collect())
+}
+
+/// Were the results of these instructions of iteration `a` the same in `b`, as far as both go the same way?
+fn agree(origins: &Origins, a: &[Step], b: &[Step]) -> bool {
+    let same = parts_at(a, b).map_or(a.len().min(b.len()), |n| n + 1);
+    origins.iter().filter(|(step, _)| *step < same).all(|&(step, inst)| {
+        let result = |steps: &[Step]| {
+            let def = base_insts(&steps[step])[inst].def()?;
+            steps[step].observed.as_ref()?[def.index()]
+        };
+        result(a) == result(b)
+    })
+}
+
+/// What a path without other iterations assumes, which is a loop of an interpreted program.
 fn promoted(
     path: &Path,
     guest: &GuestLoop,
     context: &Context,
     policy: &dyn SpeculationPolicy,
-) -> Result<(Origins, Vec<Assumption>), BuildError> {
+) -> Result<Promoted, BuildError> {
     let (draft, notes) = assemble(path, "draft", context.clone(), policy, &Origins::default())?;
     let body = draft.blocks.last().expect("every version has a block");
     let locations = notes.parameters.iter().map(|(v, loc)| (*v, *loc));
@@ -275,7 +322,7 @@ fn promoted(
         .filter(|(v, _)| promoted.contains(v))
         .map(|(_, origin)| origin)
         .collect();
-    Ok((origins, assumptions))
+    Ok(Promoted { origins, assumptions })
 }
 
 /// The loads of these origins, with the addresses that they were observed to read; and the stores of

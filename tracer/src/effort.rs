@@ -89,29 +89,37 @@ impl Effort {
     pub fn is_affordable(&self) -> bool {
         self.budget.is_none_or(|Budget { free, part }| {
             let all = free + (self.clock)() / part;
-            self.spent < all * DISCOURAGING / (DISCOURAGING + self.refused) && self.may_extend()
+            self.spent < all * DISCOURAGING / (DISCOURAGING + self.refused) && self.may_compile(0, true)
         })
     }
 
-    /// May a trace be made where another one is left? Whether attempts elsewhere were refused does not
-    /// matter.
-    pub fn may_extend(&self) -> bool {
-        self.may_spend(0, FREE_SIDE)
-    }
-
     /// May a path of this many guest instructions be compiled now? With `side`, it begins where a trace is
-    /// left.
+    /// left; then it does not matter whether attempts elsewhere were refused.
     pub fn may_compile(&self, instructions: u64, side: bool) -> bool {
         let (all, nanoseconds) = self.compiled;
         let times_free = if side { FREE_SIDE } else { 1 };
         self.may_spend(instructions.saturating_mul(nanoseconds / all), times_free)
     }
 
+    /// The guest instructions of the longest path, of those that begin where no trace is left, that may be
+    /// compiled now.
+    pub fn longest_path(&self) -> u64 {
+        let (all, nanoseconds) = self.compiled;
+        self.budget.map_or(u64::MAX, |budget| {
+            let left = self.allowed(budget, 1).saturating_sub(self.spent_on_traces);
+            left / (nanoseconds / all).max(1)
+        })
+    }
+
+    /// The nanoseconds that may be spent on traces, with so many times the free budget.
+    fn allowed(&self, Budget { free, part }: Budget, times_free: u64) -> u64 {
+        free * times_free + (self.clock)() / part.min(MADE_PART)
+    }
+
     /// May this many more nanoseconds be spent on a trace, with so many times the free budget?
     fn may_spend(&self, more: u64, times_free: u64) -> bool {
-        self.budget.is_none_or(|Budget { free, part }| {
-            let all = free * times_free + (self.clock)() / part.min(MADE_PART);
-            self.spent_on_traces.saturating_add(more) < all
+        self.budget.is_none_or(|budget| {
+            self.spent_on_traces.saturating_add(more) < self.allowed(budget, times_free)
         })
     }
 
@@ -185,9 +193,10 @@ mod tests {
         effort.end();
         assert_eq!((effort.spent, effort.spent_on_traces), (600, 600));
         effort.spent = u64::MAX;
-        assert!(effort.may_extend() && !effort.is_affordable());
+        assert!(effort.may_compile(0, true) && !effort.is_affordable());
         let most = Budget::LATE.free / PER_INSTRUCTION;
         assert!(effort.may_compile(most, false) && !effort.may_compile(most + 1, false));
+        assert_eq!(effort.longest_path(), most);
         assert!(effort.may_compile(3 * most, true) && !effort.may_compile(5 * most, true));
         effort.note_compiled(3 * SUPPOSED_INSTRUCTIONS, 3 * SUPPOSED_INSTRUCTIONS * 1000);
         assert!(effort.may_compile(3 * most, false) && !effort.may_compile(4 * most, false));
@@ -200,6 +209,6 @@ mod tests {
             "what a helper has taken, and the time until then"
         );
         effort.spent_on_traces = u64::MAX;
-        assert!(!effort.may_extend());
+        assert!(!effort.may_compile(0, true));
     }
 }

@@ -87,6 +87,8 @@ struct Head {
     eager: u32,
     /// Searches for more loops that found none, since one was found.
     vain: u32,
+    /// Guest instructions of the loop that was postponed last, if no other was found since.
+    postponed: Option<u64>,
 }
 
 /// What is known of all dispatch heads.
@@ -102,6 +104,8 @@ pub struct DispatchHeads {
     disabled: bool,
     /// Is the time of recordings limited, so that failures need not be?
     timed: bool,
+    /// Guest instructions of the longest loop for which there is time now; any if there is no limit.
+    longest: Option<u64>,
     /// Heads whose loops do not assume operands.
     plain: FxHashSet<u64>,
     /// By head: addresses of operands that its loops do not assume, because one had changed.
@@ -190,7 +194,7 @@ impl DispatchHeads {
         let has_room = h.keys.len() < MAX_KEYS;
         if has_room {
             h.keys.push(key);
-            h.vain = 0;
+            (h.vain, h.postponed) = (0, None);
             self.found += 1;
         }
         has_room
@@ -247,6 +251,25 @@ impl DispatchHeads {
         if let Some(h) = self.heads.get_mut(&head) {
             h.keys.pop();
         }
+    }
+
+    /// From now on there is time for loops of so many guest instructions.
+    pub fn set_longest(&mut self, instructions: u64) {
+        self.longest = Some(instructions);
+    }
+
+    /// A loop of so many guest instructions was found at `head`. Is there no time for it now?
+    pub(crate) fn is_too_dear(&mut self, head: u64, instructions: u64) -> bool {
+        let is_too_dear = self.longest.is_some_and(|longest| instructions > longest);
+        if is_too_dear && let Some(h) = self.heads.get_mut(&head) {
+            h.postponed = Some(instructions);
+        }
+        is_too_dear
+    }
+
+    /// The guest instructions of a loop of `head` for which there was no time, if no other was found since.
+    pub fn postponed(&self, head: u64) -> Option<u64> {
+        self.heads.get(&head)?.postponed
     }
 
     /// The fragments of `head` have been dropped.

@@ -3,7 +3,9 @@
 //!
 //! An iteration *parts* from the path behind one of its steps. From there on its blocks are recorded. If
 //! it reaches the head it is complete, and is compared with those recorded before. Those that come often
-//! become part of the trace ([`crate::build`]).
+//! become part of the trace ([`crate::build`]). The values that blocks compute may differ even where an
+//! iteration goes the path's way. So those of a loop of an interpreted program, which the trace may assume,
+//! are observed from the head on.
 //!
 //! ```text
 //! path a b c      a b c, a b d, a e, a b d      a b d came twice, a e once
@@ -36,6 +38,8 @@ const MOST_INSTRUCTIONS: u64 = 12_000;
 struct Seen {
     /// The step of the path behind which it parts, and where it goes from there.
     parts: (usize, u64),
+    /// What the blocks before were observed to compute; empty if that is not observed.
+    before: Vec<Prediction>,
     /// The steps from there on.
     steps: Vec<Step>,
     times: u32,
@@ -59,6 +63,9 @@ impl Seen {
         let Seen { parts: (n, next), times, returned, passed, .. } = self;
         let mut steps = path.steps[..=n].to_vec();
         steps[n].next = next;
+        for (step, observed) in steps.iter_mut().zip(self.before) {
+            step.observed = Some(observed);
+        }
         steps.extend(self.steps);
         Often { steps, times, returned, passed }
     }
@@ -68,6 +75,8 @@ impl Seen {
 #[derive(Debug)]
 struct Current {
     parts: (usize, u64),
+    /// See [`Seen`].
+    before: Vec<Prediction>,
     steps: Vec<Step>,
     instructions: usize,
     /// See [`Seen`].
@@ -95,32 +104,53 @@ pub(crate) struct Iterations {
     /// The most iterations that are chosen.
     most: usize,
     seen: Vec<Seen>,
+    /// What the blocks of the iteration under way were observed to compute, as long as it keeps to the path.
+    before: Vec<Prediction>,
     current: Option<Current>,
 }
 
 impl Iterations {
     /// None yet. At most so many are chosen in the end, the path among them.
     pub fn new(most: usize) -> Iterations {
-        Iterations { most, seen: Vec::new(), current: None }
+        Iterations { most, seen: Vec::new(), before: Vec::new(), current: None }
+    }
+
+    /// The guest keeps to the path, a loop of an interpreted program. Its n-th step's block is executed next,
+    /// in the state `around`.
+    pub fn keep(&mut self, path: &Path, n: usize, around: &Surroundings<'_>) {
+        self.before.truncate(n);
+        // The observation may have begun after the head's block was executed.
+        if self.most < 2 || self.before.len() != n {
+            return;
+        }
+        self.note_results(path, around);
+        if let Some(step) = path.steps.get(n) {
+            self.before.push(observe(&step.block, around));
+        }
+    }
+
+    /// The block that was observed last has been executed, and this is the state after it.
+    fn note_results(&mut self, path: &Path, around: &Surroundings<'_>) {
+        if let Some(n) = self.before.len().checked_sub(1) {
+            note_results(&path.steps[n].block, &mut self.before[n], around);
+        }
     }
 
     /// The guest leaves the path behind its n-th step and executes the block `to` next. If the path is a
-    /// loop of an interpreted program (`is_guest`), the values of the blocks are predicted.
-    pub fn begin(
-        &mut self,
-        n: usize,
-        to: &NextBlock<'_>,
-        is_guest: bool,
-        around: &Surroundings<'_>,
-    ) {
-        if to.refused.is_some() || self.most < 2 {
+    /// loop of an interpreted program, the values of the blocks are observed.
+    pub fn begin(&mut self, path: &Path, n: usize, to: &NextBlock<'_>, around: &Surroundings<'_>) {
+        self.note_results(path, around);
+        let before = std::mem::take(&mut self.before);
+        let is_guest = path.guest.is_some();
+        if to.refused.is_some() || self.most < 2 || is_guest && before.len() != n + 1 {
             return;
         }
         let block = (to.lifted)();
         let observation = is_guest.then(|| observe(&block, around));
         let parts = (n, to.pc);
         let (steps, instructions, passed) = (Vec::new(), 0, 0);
-        self.current = Some(Current { parts, steps, instructions, passed, block, observation });
+        self.current =
+            Some(Current { parts, before, steps, instructions, passed, block, observation });
     }
 
     /// The block `to` is executed next.
@@ -128,10 +158,11 @@ impl Iterations {
         let Some(current) = &mut self.current else { return };
         current.instructions += current.block.count as usize;
         let is_guest = current.observation.is_some();
-        let observed = current.observation.take();
-        let mut step = Step { block: Arc::clone(&current.block), next: to.pc, observed };
-        note_results(&mut step, around);
-        current.steps.push(step);
+        let mut observed = current.observation.take();
+        if let Some(observed) = &mut observed {
+            note_results(&current.block, observed, around);
+        }
+        current.steps.push(Step { block: Arc::clone(&current.block), next: to.pc, observed });
         if to.refused.is_some() || current.instructions > MOST_BEHIND {
             return self.interrupted();
         }
@@ -148,13 +179,15 @@ impl Iterations {
 
     /// The iteration is not recorded any further.
     pub fn interrupted(&mut self) {
+        self.before.clear();
         self.current = None;
     }
 
     /// The guest is at the head of the loop, to which it has come back soon.
     pub fn complete(&mut self, soon: bool) {
-        let Some(Current { parts, steps, passed, .. }) = self.current.take() else { return };
-        let new = Seen { parts, steps, times: 1, returned: u32::from(soon), passed };
+        let Some(current) = self.current.take() else { return };
+        let Current { parts, before, steps, passed, .. } = current;
+        let new = Seen { parts, before, steps, times: 1, returned: u32::from(soon), passed };
         let has_room = self.seen.len() < MOST_KNOWN;
         match self.seen.iter_mut().find(|seen| seen.is_like(&new)) {
             Some(seen) => {

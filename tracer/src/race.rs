@@ -16,6 +16,11 @@
 //! What disturbs all windows of a round disturbs no difference of their times, so the error is that of the
 //! differences.
 //!
+//! The guest may have *phases*: for some time it goes elsewhere. A window begins when it comes to the head; if it
+//! does not for long, the round begins again. Other windows fall into the end of a phase, and have few starts for
+//! their time. On the floor they are told by that; as many of the slowest windows are left out on each side, so that
+//! neither gains by it.
+//!
 //! The trace wins if with some certainty it is faster by more than one percent, and loses if with
 //! the same certainty it is not, after fewer rounds if that is obvious. After [`MOST_ROUNDS`] undecided
 //! rounds it loses, too.
@@ -47,9 +52,20 @@ const LEAST_STARTS: u64 = 100;
 /// The guest misses the trace if there are too few starts where the floor would have this many times as
 /// many (guess; fewer take a change of the guest for that).
 const MISSED: u64 = 20;
-/// A window that has too few starts is extended this many times at most (guess: then the region is
-/// no longer hot, and neither side matters).
+/// A window without a start begins again this many times at most (guess: then the guest is in a long phase
+/// elsewhere, or does not come to this side).
+const MOST_BEGINNINGS: u32 = 10;
+/// A window that has too few starts is extended this many times at most (guess: then an iteration takes so long
+/// that neither side matters).
 const MOST_EXTENSIONS: u32 = 50;
+/// The region is no longer hot after this many windows without enough starts (guess).
+const MOST_EMPTY: u32 = 10;
+/// The guest does not come to the trace if this many of its windows more than of the floor's have too few starts,
+/// and this many times as many (guess; fewer take a phase of the guest for that).
+const MISSED_WINDOWS: u32 = 3;
+/// A window of the floor is at the end of a phase if a start takes more than this many times as long as in
+/// the fastest quarter of them (guess; fewer leave out what is irregular, and it takes more rounds).
+const SPARSE: u128 = 2;
 /// The race begins anew at most this many times, when the trace has got side traces (guess).
 const MOST_RESTARTS: u32 = 4;
 /// A difference is obvious if it is more than this many times its error, and than so many twentieths of
@@ -124,6 +140,8 @@ pub struct Race {
     /// The window so far, and how often it was extended.
     window: Window,
     extensions: u32,
+    /// Windows that had too few starts in the end, by [`Side`].
+    empty: [u32; 3],
     restarts: u32,
     random: u64,
     /// The number of rounds, if it is fixed.
@@ -143,6 +161,7 @@ impl Race {
             round: [Window::default(); 3],
             window: Window::default(),
             extensions: 0,
+            empty: [0; 3],
             restarts: 0,
             random: seed | 1,
             fixed,
@@ -179,13 +198,23 @@ impl Race {
         self.window.nanoseconds += nanoseconds;
         if self.window.starts < LEAST_STARTS {
             self.extensions += 1;
+            let is_empty = self.window.starts == 0;
+            if self.extensions <= if is_empty { MOST_BEGINNINGS } else { MOST_EXTENSIONS } {
+                if is_empty {
+                    self.spoil();
+                }
+                return Next::Extend;
+            }
+            self.empty[self.side() as usize] += 1;
             if let Some(judgement) = self.missed() {
                 return Next::Ended(judgement);
             }
-            return match self.extensions > MOST_EXTENSIONS {
-                true => Next::Ended(self.judgement(Verdict::Cold)),
-                false => Next::Extend,
-            };
+            if self.empty.iter().sum::<u32>() > MOST_EMPTY {
+                return Next::Ended(self.judgement(Verdict::Cold));
+            }
+            (self.window, self.extensions, self.done) = (Window::default(), 0, 0);
+            self.shuffle();
+            return Next::Window(self.side());
         }
         self.extensions = 0;
         self.round[self.side() as usize] = std::mem::take(&mut self.window);
@@ -204,9 +233,12 @@ impl Race {
     /// The verdict if the guest does not come to the trace, although it comes to its floor. Its head's
     /// patch may have been withdrawn.
     fn missed(&self) -> Option<Judgement> {
-        let done = self.order[..self.done].contains(&Side::Floor).then_some(&self.round);
-        let round = done.or(self.rounds.last()).filter(|_| self.side() == Side::Trace)?;
-        let (floor, trace) = (round[Side::Floor as usize], self.window);
+        let [trace, once, twice] = self.empty;
+        if self.side() != Side::Trace || trace < MISSED_WINDOWS * (1 + once.max(twice)) {
+            return None;
+        }
+        // That of an earlier round, perhaps.
+        let (floor, trace) = (self.round[Side::Floor as usize], self.window);
         let expected = u128::from(floor.starts) * u128::from(trace.nanoseconds)
             / u128::from(floor.nanoseconds.max(1));
         let time = |window| Rate::of(std::iter::once(window)).time;
@@ -228,18 +260,16 @@ impl Race {
     }
 
     fn verdict(&self) -> Option<Verdict> {
-        let rounds = self.rounds.len();
-        if rounds < self.fixed.unwrap_or(FEWEST_ROUNDS) {
-            return None;
-        }
-        let Judgement { times: [trace, floor], error, .. } = self.judgement(Verdict::Cold);
+        let all = self.rounds.len();
+        let Judgement { times: [trace, floor], error, rounds, .. } = self.judgement(Verdict::Cold);
         let (gain, margin) = (floor - trace, floor / MARGIN);
-        if self.fixed.is_some() {
+        if let Some(fixed) = self.fixed {
             let wins = gain - error > margin;
-            return Some(if wins { Verdict::Trace } else { Verdict::Floor });
+            return (all >= fixed).then_some(if wins { Verdict::Trace } else { Verdict::Floor });
         }
         let is_obvious = gain.abs() > OBVIOUS * error.max(floor / 20);
-        if rounds < LEAST_ROUNDS && !is_obvious {
+        let is_last = all >= MOST_PROMISING_ROUNDS;
+        if !is_last && (rounds < FEWEST_ROUNDS || rounds < LEAST_ROUNDS && !is_obvious) {
             return None;
         }
         // A start takes this long, and so much of it is not known.
@@ -249,7 +279,7 @@ impl Race {
             Some(Verdict::Trace)
         } else if gain + error < margin && is_known || rounds >= MOST_ROUNDS && !promises {
             Some(Verdict::Floor)
-        } else if rounds >= MOST_PROMISING_ROUNDS {
+        } else if is_last {
             // One standard error.
             Some(if gain - error / 2 > margin { Verdict::Trace } else { Verdict::Floor })
         } else {
@@ -257,8 +287,33 @@ impl Race {
         }
     }
 
+    /// The rounds without as many of the slowest windows of each side as are sparse on the floor. The others
+    /// are put together in the order of time.
+    fn dense_rounds(&self) -> Vec<[Window; 3]> {
+        let windows = |side: Side| self.rounds.iter().map(move |round| round[side as usize]);
+        let sparse = |side: Side| {
+            let mut windows: Vec<Window> = windows(side).collect();
+            windows.sort_by(Window::cmp_time);
+            let fast = windows.get(windows.len() / 4).copied().unwrap_or_default();
+            windows.iter().filter(|window| window.takes_more_than(SPARSE, fast)).count()
+        };
+        let sparse = match self.fixed {
+            Some(_) => 0,
+            None => sparse(Side::Floor).max(sparse(Side::FloorTwice)),
+        };
+        let dense = [Side::Trace, Side::Floor, Side::FloorTwice].map(|side| {
+            let mut numbered: Vec<(usize, Window)> = windows(side).enumerate().collect();
+            numbered.sort_by(|a, b| a.1.cmp_time(&b.1));
+            numbered.truncate(self.rounds.len() - sparse);
+            numbered.sort_by_key(|(n, _)| *n);
+            numbered
+        });
+        (0..dense[0].len()).map(|n| dense.each_ref().map(|side| side[n].1)).collect()
+    }
+
     fn judgement(&self, verdict: Verdict) -> Judgement {
-        let rates = |side: Side| Rate::of(self.rounds.iter().map(|round| round[side as usize]));
+        let rounds = self.dense_rounds();
+        let rates = |side: Side| Rate::of(rounds.iter().map(|round| round[side as usize]));
         let rates = [Side::Trace, Side::Floor, Side::FloorTwice].map(rates);
         let [trace, once, twice] = rates.each_ref().map(|rate| rate.time);
         let detour = (twice - once).clamp(0, once);
@@ -270,8 +325,8 @@ impl Race {
             verdict,
             times: [trace, once - subtracted],
             counted: [once, twice],
-            error: self.error_of(&rates),
-            rounds: self.rounds.len(),
+            error: self.error_of(&rounds, &rates),
+            rounds: rounds.len(),
         }
     }
 
@@ -279,16 +334,16 @@ impl Race {
     /// twice, or two of once, less one of twice, less the trace's: by the standard error of a sum of
     /// ratios, to first order, times Student's t, roughly, since of few rounds the standard error is known
     /// badly.
-    fn error_of(&self, rates: &[Rate; 3]) -> i64 {
+    fn error_of(&self, rounds: &[[Window; 3]], rates: &[Rate; 3]) -> i64 {
         const PROMISED: [i128; 3] = [-2, 3, -1];
         const OTHER: [i128; 3] = [-2, 4, -2];
         let factors = if self.is_promised { PROMISED } else { OTHER };
-        let n = self.rounds.len() as i128;
+        let n = rounds.len() as i128;
         let rest = |round: &[Window; 3]| {
             let sides = round.iter().zip(rates).zip(factors);
             sides.map(|((window, rate), halves)| halves * rate.rest(*window)).sum::<i128>() / 2
         };
-        let squares = self.rounds.iter().map(|round| rest(round).saturating_pow(2));
+        let squares = rounds.iter().map(|round| rest(round).saturating_pow(2));
         let sum = squares.fold(0i128, i128::saturating_add);
         // Of n rounds, their mean has this variance.
         let square = sum / (n * (n - 1)).max(1);
@@ -302,6 +357,26 @@ impl Race {
 struct Window {
     starts: u64,
     nanoseconds: u64,
+}
+
+impl Window {
+    /// Compares the times of a start.
+    fn cmp_time(&self, other: &Window) -> std::cmp::Ordering {
+        let [a, b] = self.times_of(other);
+        a.cmp(&b)
+    }
+
+    /// Does a start take more than this many times as long as in another window?
+    fn takes_more_than(&self, times: u128, other: Window) -> bool {
+        let [this, that] = self.times_of(&other);
+        this > times * that
+    }
+
+    /// The times of a start in two windows, in a unit of their own.
+    fn times_of(&self, other: &Window) -> [u128; 2] {
+        let by = |time: u64, starts: u64| u128::from(time) * u128::from(starts);
+        [by(self.nanoseconds, other.starts), by(other.nanoseconds, self.starts)]
+    }
 }
 
 /// The time of a start over several windows. If the guest has phases that are longer than a window, the
@@ -426,15 +501,67 @@ mod tests {
     #[test]
     fn a_region_that_is_not_hot_any_more_is_not_judged() {
         let mut race = Race::new(1, None, true);
-        let mut extended = 0;
+        let (mut extended, mut windows) = (0, 1);
         let judged = loop {
-            match race.measured(1, 4_000_000) {
+            match race.measured(0, 4_000_000) {
                 Next::Extend => extended += 1,
                 Next::Ended(judged) => break judged,
-                Next::Window(side) => panic!("{side:?}"),
+                Next::Window(_) => windows += 1,
             }
         };
-        assert_eq!((judged.verdict, extended), (Verdict::Cold, MOST_EXTENSIONS));
+        assert_eq!((judged.verdict, windows), (Verdict::Cold, MOST_EMPTY + 1));
+        assert_eq!(extended, windows * MOST_BEGINNINGS);
+    }
+
+    /// A guest that comes to the head, as on both sides it takes these picoseconds, for `on` windows, and then
+    /// goes elsewhere for `off`; a window between them has a part of each.
+    fn race_in_phases(times: [u64; 3], on: u64, off: u64) -> Judgement {
+        let mut race = Race::new(11, None, true);
+        let mut random = 4711u64;
+        let mut at = 0;
+        loop {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            // In thousandths of a window.
+            let phase = at % (1000 * (on + off));
+            let there = (1000 * on).saturating_sub(phase).min(1000);
+            let window = 900 + (random >> 33) % 200;
+            at += window;
+            let starts = 3_000_000_000 / times[race.side() as usize] * there * window / 1_000_000;
+            match race.measured(starts, 3_000 * window) {
+                Next::Ended(judgement) => return judgement,
+                Next::Extend | Next::Window(_) => {}
+            }
+        }
+    }
+
+    #[test]
+    fn phases_decide_nothing() {
+        for (on, off) in [(10, 0), (20, 10), (7, 3), (3, 2)] {
+            let judged = race_in_phases([50_000, 80_000, 81_000], on, off);
+            assert_eq!(judged.verdict, Verdict::Trace, "{on} {off}: {judged:?}");
+            let judged = race_in_phases([80_000, 60_000, 61_000], on, off);
+            assert_eq!(judged.verdict, Verdict::Floor, "{on} {off}: {judged:?}");
+        }
+    }
+
+    /// Where the floor is regular, the trace's slow windows are its own.
+    #[test]
+    fn what_is_slow_on_one_side_counts() {
+        let mut race = Race::new(7, None, true);
+        let mut n = 0;
+        let judged = loop {
+            n += 1;
+            let time = match race.side() {
+                Side::Trace if n % 2 == 0 => 400,
+                Side::Trace => 50,
+                Side::Floor | Side::FloorTwice => 100 + n % 3,
+            };
+            match race.measured(1000, 1000 * time) {
+                Next::Ended(judgement) => break judgement,
+                Next::Extend | Next::Window(_) => {}
+            }
+        };
+        assert_eq!(judged.verdict, Verdict::Floor, "{judged:?}");
     }
 
     #[test]

@@ -379,8 +379,8 @@ impl Recorder {
             target => target,
         };
         let recording = self.step(block, next, target);
-        if let Some(step) = self.steps.last_mut() {
-            note_results(step, around);
+        if let Some(Step { block, observed: Some(observed), .. }) = self.steps.last_mut() {
+            note_results(block, observed, around);
         }
         match (&recording, &self.search) {
             (Recording::Continue, Some(search)) if search.head == next && arrives => {
@@ -422,7 +422,16 @@ impl Recorder {
             let dispatches =
                 self.steps[steps..].iter().filter(|s| guests::may_be_dispatch(&s.block));
             let is_plain = search.own && dispatches.count() < LEAST_DISPATCHES;
-            if is_plain || instructions > GUEST_LIMIT || !heads.add(head, key.clone()) {
+            if is_plain || instructions > GUEST_LIMIT {
+                return self.search_failed(heads);
+            }
+            if heads.is_too_dear(head, instructions as u64) {
+                return match self.head == head {
+                    true => Recording::Aborted(AbortReason::TooDear),
+                    false => self.end_search(),
+                };
+            }
+            if !heads.add(head, key.clone()) {
                 return self.search_failed(heads);
             }
             let differing = |p: &Passage| {
@@ -605,10 +614,13 @@ pub(crate) fn observe(block: &LiftedBlock, around: &Surroundings<'_>) -> Predict
     predict(&block.version, around, &NativeResults::default())
 }
 
-/// The step's block has been executed, and this is the state after it: notes the values in registers
-/// that were not predicted, such as results of natives.
-pub(crate) fn note_results(step: &mut Step, around: &Surroundings<'_>) {
-    let Step { block, observed: Some(observed), .. } = step else { return };
+/// The block has been executed, and this is the state after it: notes the values in registers that were
+/// not predicted, such as results of natives.
+pub(crate) fn note_results(
+    block: &LiftedBlock,
+    observed: &mut Prediction,
+    around: &Surroundings<'_>,
+) {
     let mut seen = 0u16;
     for inst in block.version.blocks[0].insts.iter().rev() {
         if let (Op::Put(Loc::Gpr(g)), Some(Operand::Value(v))) = (inst.op, inst.args.first())

@@ -125,7 +125,7 @@ impl Survival {
             if !kept {
                 self.leave((n, pc));
                 if self.path.shape == TraceShape::Loop {
-                    self.iterations.begin(n, to, self.path.guest.is_some(), around);
+                    self.iterations.begin(&self.path, n, to, around);
                 }
             }
         }
@@ -145,6 +145,11 @@ impl Survival {
             if same_key {
                 self.iterations.complete(self.may_return > 0);
             }
+        }
+        if let Some(n) = self.completed_steps
+            && self.path.guest.is_some()
+        {
+            self.iterations.keep(&self.path, n, around);
         }
         self.blocks_left == 0 || self.runs.entered >= RUNS || self.runs.passed >= MOST_PASSED
     }

@@ -82,6 +82,7 @@ use idle_dispatchers::IdleDispatcher;
 use in_place::InPlace;
 use peers::Peer;
 use race::{Racing, Rests};
+use rustc_hash::FxHashMap;
 use select::Selector;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -96,6 +97,9 @@ pub struct Dispatcher {
     selector: Selector,
     /// The exit for which a side trace is being recorded.
     side_request: Option<SideRequest>,
+    /// The exits whose side traces would have taken more time than there was, and the guest instructions of
+    /// their paths.
+    too_dear: FxHashMap<SideRequest, u64>,
     /// The processor time that recording and compiling traces has taken, and its limit.
     effort: Effort,
     /// The code generator's working memory, kept from compilation to compilation.
@@ -135,6 +139,7 @@ impl Dispatcher {
             interp,
             selector,
             side_request: None,
+            too_dear: FxHashMap::default(),
             effort: effort(&machine.config),
             allocator: Allocator::default(),
             compilations: Compilations::default(),

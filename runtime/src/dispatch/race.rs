@@ -53,6 +53,9 @@ const RESTING_HZ: u32 = 2;
 /// Visits of the runtime before a race that cannot begin is given up (guess: its head gets no
 /// patch).
 const MOST_TRIES: u32 = 100;
+/// Windows of a race that begin again because a path was recorded (guess: more than a race may have if nothing
+/// disturbs it).
+const MOST_DISTURBANCES: u32 = 200;
 /// Windows of a race whose verdict is forced.
 const FORCED_WINDOWS: u32 = 6;
 
@@ -143,6 +146,10 @@ pub(super) struct Running {
     samples: bool,
     /// The race has begun anew: the links may lead to the other side.
     anew: bool,
+    /// Was a path recorded, or looked for, in the window under way? That takes time.
+    disturbed: bool,
+    /// The windows that have begun again because of that.
+    disturbances: u32,
     /// The patch at the head, while it is taken out: the floor runs without it.
     out: Option<NewPatch>,
     /// [`Fragments::generation`] when the race began.
@@ -159,11 +166,10 @@ impl Racing {
         }
     }
 
-    /// Something else than guest code takes the thread's time: the window begins again.
-    pub fn spoil(&mut self) {
+    /// Something else than guest code takes the thread's time: the window begins again when that is over.
+    pub fn disturb(&mut self) {
         if let Racing::Running(running) = self {
-            running.race.spoil();
-            running.since = thread_time();
+            running.disturbed = true;
         }
     }
 
@@ -265,7 +271,7 @@ impl Dispatcher {
             return;
         }
         if self.selector.traces.is_recording() {
-            return self.racing.spoil();
+            return self.racing.disturb();
         }
         match std::mem::take(&mut self.racing) {
             Racing::Idle => {}
@@ -329,6 +335,8 @@ impl Dispatcher {
             windows: 0,
             samples,
             anew: false,
+            disturbed: false,
+            disturbances: 0,
             out: None,
             generation,
         };
@@ -378,8 +386,14 @@ impl Dispatcher {
         }
         let starts = fragments.starts(&racer);
         drop(fragments);
+        let disturbed = std::mem::take(&mut running.disturbed);
+        running.disturbances += u32::from(disturbed);
         let next = match self.machine.config.race {
             _ if std::mem::take(&mut running.anew) => Next::Window(running.race.side()),
+            mode if mode.measures() && disturbed && running.disturbances <= MOST_DISTURBANCES => {
+                running.race.spoil();
+                Next::Extend
+            }
             mode if mode.measures() => {
                 running.race.measured(starts.wrapping_sub(running.starts), now - running.since)
             }

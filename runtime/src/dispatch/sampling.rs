@@ -90,7 +90,7 @@ impl Dispatcher {
             && !self.selector.traces.is_recording()
             && self.effort.is_affordable()
         {
-            self.effort.begin();
+            self.begin_attempt();
             self.begin_sample(system);
         }
     }

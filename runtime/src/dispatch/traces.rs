@@ -41,6 +41,8 @@ use std::ops::Range;
 /// interpreter has the weight 1 (guess: native code is warm, so what it leads to is probably warm,
 /// too; too high copies code that runs once).
 pub(super) const FROM_OUTSIDE: u32 = 4;
+/// Exits for whose side traces there was no time; more are forgotten (guess: a thread has few at a time).
+const MOST_TOO_DEAR: usize = 1024;
 
 impl Dispatcher {
     /// Handles a stop that the selector asked for: starts a recording, compiles a recorded path, or
@@ -50,7 +52,7 @@ impl Dispatcher {
             Selected::Native => {}
             Selected::Hot { kind, stable } => {
                 let pc = context.rip;
-                if self.compilations.has_head(pc) {
+                if self.compilations.has_head(pc) || self.is_too_dear(pc) {
                     return;
                 }
                 // Another thread may have made the fragment already.
@@ -81,11 +83,21 @@ impl Dispatcher {
                 if std::mem::take(&mut self.only_guest_loops) {
                     self.effort.note_result(false);
                     self.count_abort(None, reason);
-                    return self.selector.traces.dispatch.found_no_more(head);
+                    if reason != AbortReason::TooDear {
+                        self.selector.traces.dispatch.found_no_more(head);
+                    }
+                    return;
                 }
                 self.failed(head, Failure::Refused(reason), false);
             }
         }
+    }
+
+    /// An attempt to make a trace begins: its time is not the guest's.
+    pub(super) fn begin_attempt(&mut self) {
+        self.effort.begin();
+        self.selector.traces.dispatch.set_longest(self.effort.longest_path());
+        self.racing.disturb();
     }
 
     /// Plans the compilation of a recorded path. Only planning and installing it take the lock of the
@@ -93,6 +105,10 @@ impl Dispatcher {
     fn plan(&mut self, path: Path) -> Result<Compilation, Failure> {
         if !self.effort.may_compile(path.instructions(), self.side_request.is_some()) {
             if let Some(side) = self.side_request.take() {
+                if self.too_dear.len() >= MOST_TOO_DEAR {
+                    self.too_dear.clear();
+                }
+                self.too_dear.insert(side, path.instructions());
                 self.postpone_side_trace(side);
             }
             return Err(Failure::Refused(AbortReason::TooDear));
@@ -145,6 +161,12 @@ impl Dispatcher {
             self.guest_loop_failed(head, failure);
         }
         self.failed(head, failure, is_guest_loop);
+    }
+
+    /// Is there still no time for the loop of an interpreted program that was found last at this head?
+    fn is_too_dear(&self, head: u64) -> bool {
+        let postponed = self.selector.traces.dispatch.postponed(head);
+        postponed.is_some_and(|instructions| !self.effort.may_compile(instructions, false))
     }
 
     /// No trace was made for a loop of an interpreted program.
@@ -327,7 +349,7 @@ impl Dispatcher {
         };
         match traceable {
             Some(Some(selected)) => {
-                self.effort.begin();
+                self.begin_attempt();
                 self.selected(context, selected);
             }
             Some(None) => {}
@@ -362,7 +384,8 @@ impl Dispatcher {
         self.arrival = Arrival::WithoutProgress;
         let pc = context.rip;
         let wanted = self.selector.traces.dispatch.wants_more(pc);
-        if !wanted || !self.effort.is_affordable() || self.compilations.has_head(pc) {
+        let waits = self.compilations.has_head(pc) || self.is_too_dear(pc);
+        if !wanted || waits || !self.effort.is_affordable() {
             return;
         }
         if let Ok(entry) = self.interp.entry(pc)
@@ -370,7 +393,7 @@ impl Dispatcher {
         {
             let around = surroundings(context);
             self.selector.traces.start(entry.lifted(), HeadKind::Other, Vec::new(), &around);
-            self.effort.begin();
+            self.begin_attempt();
             self.only_guest_loops = true;
         }
     }
@@ -386,7 +409,9 @@ impl Dispatcher {
         if let Some(undone) = undone {
             return self.assumptions_undone(&undone);
         }
-        if !self.effort.may_extend() {
+        // At least, if its path was not recorded yet.
+        let instructions = self.too_dear.get(&side).copied().unwrap_or(0);
+        if !self.effort.may_compile(instructions, true) {
             return self.postpone_side_trace(side);
         }
         let given_up =
@@ -405,7 +430,7 @@ impl Dispatcher {
                 self.selector.traces.start(entry.lifted(), kind, Vec::new(), &around);
                 self.selector.traces.compile_unjudged();
                 self.selector.traces.return_to(region);
-                self.effort.begin();
+                self.begin_attempt();
                 self.side_request = Some(side);
             }
             _ => {
