@@ -47,6 +47,9 @@ const MOST_REFUSED: u64 = 64;
 /// One part in this many of the thread's processor time may be spent on attempts that make traces
 /// (measured on perl: compiling takes as much as the traces gain in some seconds if it is ten).
 const MADE_PART: u64 = 20;
+/// Half of that after each trace that has lost its race, this many times, until one is kept (guess: a program
+/// whose first traces lose gains little by others).
+const MOST_HALVINGS: u32 = 3;
 /// Side traces have this many times the free budget (guess; too few let a trace lose its race because
 /// it has none yet).
 const FREE_SIDE: u64 = 4;
@@ -69,6 +72,8 @@ pub struct Effort {
     made: bool,
     /// Refused attempts since the last trace, and a quarter of those before it.
     refused: u64,
+    /// Traces that have lost their races since one was kept.
+    lost: u32,
     /// The processor time at which the attempt under way began.
     since: Option<u64>,
     /// None: everything is affordable.
@@ -82,14 +87,16 @@ impl Effort {
     pub fn new(budget: Option<Budget>, clock: fn() -> u64) -> Effort {
         let compiled = (SUPPOSED_INSTRUCTIONS, SUPPOSED_INSTRUCTIONS * PER_INSTRUCTION);
         let (made, since) = (false, None);
-        Effort { spent: 0, spent_on_traces: 0, compiled, made, refused: 0, since, budget, clock }
+        let (spent, spent_on_traces, refused, lost) = (0, 0, 0, 0);
+        Effort { spent, spent_on_traces, compiled, made, refused, lost, since, budget, clock }
     }
 
     /// May another attempt be made?
     pub fn is_affordable(&self) -> bool {
         self.budget.is_none_or(|Budget { free, part }| {
             let all = free + (self.clock)() / part;
-            self.spent < all * DISCOURAGING / (DISCOURAGING + self.refused) && self.may_compile(0, true)
+            self.spent < all * DISCOURAGING / (DISCOURAGING + self.refused)
+                && self.may_compile(0, true)
         })
     }
 
@@ -113,7 +120,8 @@ impl Effort {
 
     /// The nanoseconds that may be spent on traces, with so many times the free budget.
     fn allowed(&self, Budget { free, part }: Budget, times_free: u64) -> u64 {
-        free * times_free + (self.clock)() / part.min(MADE_PART)
+        let part = part.min(MADE_PART << self.lost.min(MOST_HALVINGS));
+        free * times_free + (self.clock)() / part
     }
 
     /// May this many more nanoseconds be spent on a trace, with so many times the free budget?
@@ -127,6 +135,11 @@ impl Effort {
     pub fn note_result(&mut self, trace: bool) {
         self.made |= trace;
         self.refused = if trace { self.refused / 4 } else { MOST_REFUSED.min(self.refused + 1) };
+    }
+
+    /// A trace was kept after its race, or has lost it.
+    pub fn note_race(&mut self, kept: bool) {
+        self.lost = if kept { 0 } else { self.lost + 1 };
     }
 
     /// A path of this many guest instructions was compiled in this time.
@@ -210,5 +223,11 @@ mod tests {
         );
         effort.spent_on_traces = u64::MAX;
         assert!(!effort.may_compile(0, true));
+        let mut effort = Effort::new(Some(Budget::SAMPLED), || 1_000_000_000);
+        let before = effort.longest_path();
+        effort.note_race(false);
+        assert!(effort.longest_path() < before, "a trace has lost");
+        effort.note_race(true);
+        assert_eq!(effort.longest_path(), before);
     }
 }

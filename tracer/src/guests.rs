@@ -87,6 +87,8 @@ struct Head {
     eager: u32,
     /// Searches for more loops that found none, since one was found.
     vain: u32,
+    /// Was a loop found there that is entered at the handler that closes it?
+    is_shared: bool,
     /// Guest instructions of the loop that was postponed last, if no other was found since.
     postponed: Option<u64>,
 }
@@ -159,6 +161,17 @@ impl DispatchHeads {
     /// Does `head` have traces of such loops?
     pub fn has_loops(&self, head: u64) -> bool {
         self.heads.get(&head).is_some_and(|h| !h.keys.is_empty())
+    }
+
+    /// A loop that was found at `head` is entered at the handler that closes it.
+    pub(crate) fn set_shared(&mut self, head: u64) {
+        self.heads.entry(head).or_default().is_shared = true;
+    }
+
+    /// Does every instruction of an interpreted program pass `head`, so that a trace of an ordinary loop there
+    /// would slow them all?
+    pub(crate) fn is_shared(&self, head: u64) -> bool {
+        self.heads.get(&head).is_some_and(|h| h.is_shared)
     }
 
     /// The greens of `head`; empty while they are not known.
@@ -302,6 +315,9 @@ pub struct GuestLoop {
     pub undone: Vec<u64>,
     /// The pc of the block that ends in the dispatch.
     pub dispatch: u64,
+    /// Is the head the handler that closes the loop, which is passed once in an iteration and seldom by anything
+    /// else?
+    pub is_closing: bool,
 }
 
 /// Does the step end in an indirect jump or call?

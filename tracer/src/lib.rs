@@ -34,6 +34,7 @@
 
 pub mod assumptions;
 pub mod build;
+mod closing;
 pub mod effort;
 mod entry_guards;
 pub mod guests;

@@ -32,6 +32,7 @@
 //! ```
 
 use crate::build::{Path, Step, TraceShape};
+use crate::closing::{Dispatched, closing_handler};
 use crate::guests::{self, DispatchHeads, Green, GuestLoop, Key};
 use crate::policy::SpeculationPolicy;
 use crate::short_loops;
@@ -204,14 +205,32 @@ struct Search {
     dispatched: Option<(usize, u64)>,
     /// Does the head have traces of such loops already?
     has_loops: bool,
+    /// The states after the dispatches so far.
+    dispatches: Vec<Dispatched>,
     /// Is the head the recording's own, and not known as a dispatch head?
     own: bool,
+    /// Is the head the handler that closes a loop, which was found at the recording's own head?
+    is_closing: bool,
 }
 
 impl Search {
     fn new(head: u64, own: bool, heads: &DispatchHeads) -> Search {
         let has_loops = heads.has_loops(head);
-        Search { head, passages: Vec::new(), dispatched: None, has_loops, own }
+        Search {
+            head,
+            passages: Vec::new(),
+            dispatched: None,
+            has_loops,
+            dispatches: Vec::new(),
+            own,
+            is_closing: false,
+        }
+    }
+
+    /// Does a transfer of this kind, which leads to the head, continue a loop? A call does if an interpreter
+    /// calls its handlers.
+    fn arrives(&self, transfer: Transfer) -> bool {
+        self.is_closing || self.has_loops || transfer != Transfer::Call
     }
 }
 
@@ -354,7 +373,8 @@ impl Recorder {
         heads: &mut DispatchHeads,
         around: &Surroundings<'_>,
     ) -> Recording {
-        let arrives = Transfer::of(block, next) != Transfer::Call;
+        let transfer = Transfer::of(block, next);
+        let arrives = transfer != Transfer::Call;
         let dispatches = matches!(target, TargetKind::Dispatch | TargetKind::LinearDispatch);
         if self.search.is_none() && dispatches && arrives && heads.wants(next) {
             self.search = Some(Search::new(next, false, heads));
@@ -382,8 +402,16 @@ impl Recorder {
         if let Some(Step { block, observed: Some(observed), .. }) = self.steps.last_mut() {
             note_results(block, observed, around);
         }
+        if let (Some(search), Some(step)) = (&mut self.search, self.steps.last())
+            && guests::dispatches(step)
+        {
+            let (steps, gpr) = (self.steps.len(), *around.gpr);
+            search.dispatches.push(Dispatched { steps, gpr });
+        }
         match (&recording, &self.search) {
-            (Recording::Continue, Some(search)) if search.head == next && arrives => {
+            (Recording::Continue, Some(search))
+                if search.head == next && search.arrives(transfer) =>
+            {
                 self.at_dispatch_head(heads, around)
             }
             (Recording::Continue, Some(_)) => self.between_passages(heads),
@@ -410,7 +438,7 @@ impl Recorder {
         let head = search.head;
         let key = heads.key(head, around);
         if key.as_ref().is_some_and(|k| heads.knows(head, k)) {
-            if self.instructions > GUEST_LIMIT {
+            if self.instructions > GUEST_LIMIT || search.is_closing {
                 return self.end_search();
             }
             return self.finish(TraceShape::Linear, EndReason::DispatchHead);
@@ -430,6 +458,13 @@ impl Recorder {
                     true => Recording::Aborted(AbortReason::TooDear),
                     false => self.end_search(),
                 };
+            }
+            let closing = match search.own && !search.is_closing {
+                true => closing_handler(&self.steps, steps, &search.dispatches, heads.greens(head)),
+                false => None,
+            };
+            if let Some(handler) = closing.filter(|pc| *pc != head && heads.wants(*pc)) {
+                return self.go_on_to(handler, heads);
             }
             if !heads.add(head, key.clone()) {
                 return self.search_failed(heads);
@@ -467,6 +502,7 @@ impl Recorder {
                 assumes_operands,
                 undone: heads.undone(head),
                 dispatch,
+                is_closing: search.is_closing,
             };
             let steps = self.steps.split_off(steps);
             let path = Path {
@@ -483,6 +519,16 @@ impl Recorder {
         }
         let (steps, instructions) = (self.steps.len(), self.instructions);
         search.passages.push(Passage { steps, instructions, gpr: *around.gpr, key });
+        Recording::Continue
+    }
+
+    /// A loop was found that is closed by this handler: the recording goes on until it comes round there.
+    fn go_on_to(&mut self, handler: u64, heads: &mut DispatchHeads) -> Recording {
+        heads.set_shared(self.head);
+        self.search = Some(Search { is_closing: true, ..Search::new(handler, true, heads) });
+        self.ending = None;
+        self.instructions = 0;
+        self.steps.clear();
         Recording::Continue
     }
 

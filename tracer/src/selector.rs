@@ -318,6 +318,9 @@ impl TraceSelector {
     /// Decides about a recorded path: it is compiled now, observed first, or refused.
     fn recorded(&mut self, path: Path, end: EndReason) -> Option<Selected> {
         self.active = None;
+        if path.guest.is_none() && self.dispatch.is_shared(path.head) {
+            return Some(Selected::Aborted(path.head, AbortReason::NoGuestLoop));
+        }
         let is_observed = self.judges_path || self.observes_path && path.shape == TraceShape::Loop;
         if !is_observed {
             return Some(Selected::Recorded(path, end));

@@ -431,6 +431,7 @@ impl Dispatcher {
     fn judged(&mut self, racer: &Racer, judgement: Judgement) {
         let Some(mut fragments) = self.machine.fragments() else { return };
         let kept = judgement.verdict != Verdict::Floor;
+        self.effort.note_race(kept);
         let pc = racer.pc;
         let is_guest_loop = fragments.is_guest_loop(racer);
         fragments.end_race(racer, kept, true);

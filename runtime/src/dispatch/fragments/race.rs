@@ -178,7 +178,8 @@ impl Fragments {
         if !may_race || !self.emitter.count_starts(request, key, each, own) {
             return None;
         }
-        let apart = key.and_then(|(register, value)| {
+        let is_closing = path.guest.as_ref().is_some_and(|guest| guest.is_closing);
+        let apart = key.filter(|_| !is_closing).and_then(|(register, value)| {
             let (gate, registers) = path.first_target()?;
             let there = registers[register.number()]?;
             let is_position = there.wrapping_sub(value).wrapping_add(STRIDE) <= 2 * STRIDE;
