@@ -446,6 +446,10 @@ fn slice(steps: &[Step], gpr: &[u64; 16], passes: fn(&Inst) -> bool) -> Vec<Gree
         match (inst.op, inst.mem) {
             (Op::Load, _) if !passes(inst) => {}
             (Op::Load, Some(mem)) => {
+                if let Some(stored) = defs.stored_before(v) {
+                    work.push(stored);
+                    continue;
+                }
                 if let Some((g, disp)) = defs.slot(inst, &mem) {
                     greens.push(Green::Slot(g, disp, inst.ty));
                 }
@@ -520,6 +524,20 @@ impl<'v> Definitions<'v> {
             g,
             d.wrapping_add(mem.disp).wrapping_add(index.wrapping_mul(u64::from(mem.scale)) as i64),
         ))
+    }
+
+    /// What the path has stored last where this load reads, if both addresses are the same register's value at
+    /// the start plus the same constant; for example a register that a handler saves on the stack. It is not
+    /// looked at whether a store between them may have changed it.
+    fn stored_before(&self, load: Value) -> Option<Operand> {
+        let at = *self.at.get(&load)?;
+        let slot = self.slot(&self.insts[at], &self.insts[at].mem?)?;
+        let is_here = |inst: &&Inst| {
+            inst.op == Op::Store
+                && inst.ty == self.insts[at].ty
+                && inst.mem.and_then(|mem| self.slot(inst, &mem)) == Some(slot)
+        };
+        self.insts[..at].iter().rev().find(is_here).map(|store| store.args[2])
     }
 
     /// Does `operand` follow from constants if the values in `assumed` are assumed, and no others?

@@ -459,8 +459,12 @@ impl Recorder {
                     false => self.end_search(),
                 };
             }
+            let passages: Vec<(usize, &Key)> = search.passages[earlier..]
+                .iter()
+                .filter_map(|passage| Some((passage.steps, passage.key.as_ref()?)))
+                .collect();
             let closing = match search.own && !search.is_closing {
-                true => closing_handler(&self.steps, steps, &search.dispatches, heads.greens(head)),
+                true => closing_handler(&self.steps, steps, &search.dispatches, &passages),
                 false => None,
             };
             if let Some(handler) = closing.filter(|pc| *pc != head && heads.wants(*pc)) {
