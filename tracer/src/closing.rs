@@ -9,7 +9,7 @@
 //! The closing handler is told by the position in the interpreted program: of the greens at the head, or of the
 //! registers if the head is passed too seldom, the one that has the most different values in an iteration.
 //! From the closing handler to the next one it changes most. (Back; but perl allocates its instructions
-//! downwards.)
+//! downwards.) Handlers that the iteration passes more often come later.
 //!
 //! ```text
 //! dispatch to     load   add    load   less   jump-back   load
@@ -23,6 +23,7 @@
 use crate::build::Step;
 use crate::guests::Key;
 use rustc_hash::FxHashSet;
+use std::cmp::Reverse;
 
 /// A loop that dispatches less often is entered where it was found (guess: then its head is no dispatch that all
 /// handlers share).
@@ -39,44 +40,46 @@ pub(crate) struct Dispatched {
 
 /// The pc of the handler that closes the loop whose iteration is the last of `steps`, from the step `first` on.
 /// In it the head was passed after so many steps, where the greens had these values. None if it cannot be told.
-pub(crate) fn closing_handler(
+pub(crate) fn closing_handler<'a>(
     steps: &[Step],
     first: usize,
-    dispatched: &[Dispatched],
-    passages: &[(usize, &Key)],
+    dispatched: &'a [Dispatched],
+    passages: &[(usize, &'a Key)],
 ) -> Option<u64> {
     let before = dispatched.partition_point(|at| at.steps <= first);
     let iteration = &dispatched[before..];
     if iteration.len() < LEAST_DISPATCHES {
         return None;
     }
-    let closing = if passages.len() >= LEAST_DISPATCHES {
-        let values: Vec<&[u64]> = passages.iter().map(|(_, key)| key.as_slice()).collect();
-        let (at, _) = passages[farthest(&values)?];
-        // The first dispatch behind it.
-        iteration.iter().find(|dispatched| dispatched.steps > at)?
-    } else {
-        let values: Vec<&[u64]> = iteration.iter().map(|at| at.gpr.as_slice()).collect();
-        &iteration[farthest(&values)?]
-    };
     let handler = |at: &Dispatched| steps[at.steps - 1].next;
-    let closing = handler(closing);
+    // What is dispatched at each place, and the position there.
+    let (handlers, values): (Vec<u64>, Vec<&[u64]>) = if passages.len() >= LEAST_DISPATCHES {
+        let place = |(at, key): &(usize, &'a Key)| {
+            let dispatched = iteration.iter().find(|dispatched| dispatched.steps > *at)?;
+            Some((handler(dispatched), key.as_slice()))
+        };
+        passages.iter().filter_map(place).unzip()
+    } else {
+        iteration.iter().map(|at| (handler(at), at.gpr.as_slice())).unzip()
+    };
+    let distances = distances(&values)?;
+    let times = |pc: u64| iteration.iter().filter(|at| handler(at) == pc).count();
+    let places = handlers.into_iter().zip(distances);
+    let (closing, _) = places.min_by_key(|(pc, distance)| (times(*pc), Reverse(*distance)))?;
     // If many instructions go through it, nothing is gained.
-    let passages = iteration.iter().filter(|at| handler(at) == closing).count();
-    (2 * passages <= iteration.len()).then_some(closing)
+    (2 * times(closing) <= iteration.len()).then_some(closing)
 }
 
-/// The number of the place from which the position goes farthest to the next place, the first one after the last:
-/// of the values at each place, the one that has the most different ones. None if it has few.
-fn farthest(places: &[&[u64]]) -> Option<usize> {
+/// How far the position goes from each place to the next one, the first one after the last: of the values at each
+/// place, the one that has the most different ones. None if it has few.
+fn distances(places: &[&[u64]]) -> Option<Vec<u64>> {
     let different = |n: usize| places.iter().map(|at| at[n]).collect::<FxHashSet<_>>().len();
     let position = (0..places.first()?.len()).max_by_key(|n| different(*n))?;
     if different(position) < LEAST_DISPATCHES {
         return None;
     }
     let next = places.iter().cycle().skip(1);
-    let distances = places.iter().zip(next).map(|(at, next)| at[position].abs_diff(next[position]));
-    distances.enumerate().max_by_key(|(_, distance)| *distance).map(|(n, _)| n)
+    Some(places.iter().zip(next).map(|(at, next)| at[position].abs_diff(next[position])).collect())
 }
 
 #[cfg(test)]
@@ -109,7 +112,7 @@ mod tests {
 
     #[test]
     fn the_handler_after_which_the_position_goes_back_closes_the_loop() {
-        let handlers = [(0x100, 0x1c), (0x200, 0x20), (0x300, 0x14), (0x100, 0x18)];
+        let handlers = [(0x100, 0x1c), (0x200, 0x24), (0x300, 0x14), (0x100, 0x18)];
         assert_eq!([true, false].map(|head| closing(&handlers, head)), [Some(0x200); 2]);
         let downwards = handlers.map(|(handler, position)| (handler, 0x100 - position));
         assert_eq!([true, false].map(|head| closing(&downwards, head)), [Some(0x200); 2]);
@@ -118,9 +121,16 @@ mod tests {
     }
 
     #[test]
+    fn a_handler_that_is_passed_once_comes_first() {
+        let handlers = [(0x100, 0x1c), (0x200, 0x34), (0x300, 0x14), (0x200, 0x18), (0x400, 0x1a)];
+        assert_eq!([true, false].map(|head| closing(&handlers, head)), [Some(0x100); 2]);
+    }
+
+    #[test]
     fn a_handler_that_many_instructions_pass_is_no_better_than_the_head() {
-        let handlers = [(0x100, 0x1c), (0x100, 0x20), (0x100, 0x14), (0x200, 0x18)];
-        assert_eq!(closing(&handlers, true), None);
-        assert_eq!(closing(&handlers[1..3], true), None, "two dispatches");
+        let handlers = [(0x100, 0x1c), (0x100, 0x20), (0x100, 0x14)];
+        assert_eq!([true, false].map(|head| closing(&handlers, head)), [None; 2]);
+        let handlers = [(0x100, 0x1c), (0x200, 0x20)];
+        assert_eq!(closing(&handlers, true), None, "two dispatches");
     }
 }

@@ -92,10 +92,17 @@ fn map_near(site: u64, (mask, value): (u32, u32)) -> Option<u64> {
     let is_free = |byte: u32| mask >> (8 * byte) & 0xff == 0;
     let tops = if is_free(3) { 0..0x40 } else { 0..1 };
     let seconds = if is_free(2) { 0..0x100 } else { 0..1 };
+    // A site near the end of a page: to the beginning of the next one.
+    let low = match value & 0xffff {
+        low if (site + LEN as u64 + u64::from(low)) % PAGE <= PAGE - SIZE => 0,
+        _ if is_free(0) => SIZE as u32,
+        _ if is_free(1) => 0x100,
+        _ => 0,
+    };
     let mut tries = 0;
     for second in seconds.step_by(0x11) {
         for top in tops.clone() {
-            let displacement = value | top << 24 | second << 16;
+            let displacement = value | top << 24 | second << 16 | low;
             let at = (site + LEN as u64).wrapping_add(i64::from(displacement as i32) as u64);
             let page = page_down(at);
             if at + SIZE > page + PAGE || page < ROOM.start || page + PAGE > ROOM.end {
@@ -193,5 +200,9 @@ mod tests {
         let before = protected.len();
         let at = reserve(site + 0x40, 0b00100, |range| protected.push(range)).expect("room");
         assert!(protected.len() == before && site_at(at).is_some());
+        // No slot fits between the instruction behind this patch and the end of its page.
+        for inner in [0b10000, 0b10010, 0b10100] {
+            assert!(reserve(0x40_1ff0, inner, |_| {}).is_some(), "{inner:#b}");
+        }
     }
 }
