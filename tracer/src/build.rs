@@ -276,8 +276,9 @@ fn agree(origins: &Origins, a: &[Step], b: &[Step]) -> bool {
     let same = parts_at(a, b).map_or(a.len().min(b.len()), |n| n + 1);
     origins.iter().filter(|(step, _)| *step < same).all(|&(step, inst)| {
         let result = |steps: &[Step]| {
-            let def = base_insts(&steps[step])[inst].def()?;
-            steps[step].observed.as_ref()?[def.index()]
+            let step = &steps[step];
+            let def = base_insts(step).get(inst)?.def()?;
+            *step.observed.as_ref()?.get(def.index())?
         };
         result(a) == result(b)
     })
