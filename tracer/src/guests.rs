@@ -6,7 +6,8 @@
 //! from which the target follows; they are found by following the target backwards. Typically they
 //! are the interpreter's own program counter, in a register or in memory. The values of the greens
 //! at one passage of the head are its *key*. A recording that passes the head goes on until a key
-//! repeats. Then the interpreted program has gone round a loop, and the path between is the trace.
+//! repeats. Then the interpreted program has gone round a loop, and the path between is the trace, if it does not
+//! rather begin elsewhere in the loop ([`crate::closing`]).
 //!
 //! ```text
 //! head: mov eax, [rbx]          greens: rbx       passages: 0x10, 0x14, 0x1c, 0x14
