@@ -50,6 +50,9 @@ const MADE_PART: u64 = 20;
 /// Half of that after each trace that has lost its race, this many times, until one is kept (guess: a program
 /// whose first traces lose gains little by others).
 const MOST_HALVINGS: u32 = 3;
+/// Other traces have this many times the free budget (guess; too few delay the first trace of an interpreted
+/// program by some tenths of a second).
+const FREE_FIRST: u64 = 2;
 /// Side traces have this many times the free budget (guess; too few let a trace lose its race because
 /// it has none yet).
 const FREE_SIDE: u64 = 4;
@@ -104,7 +107,7 @@ impl Effort {
     /// left; then it does not matter whether attempts elsewhere were refused.
     pub fn may_compile(&self, instructions: u64, side: bool) -> bool {
         let (all, nanoseconds) = self.compiled;
-        let times_free = if side { FREE_SIDE } else { 1 };
+        let times_free = if side { FREE_SIDE } else { FREE_FIRST };
         self.may_spend(instructions.saturating_mul(nanoseconds / all), times_free)
     }
 
@@ -113,7 +116,7 @@ impl Effort {
     pub fn longest_path(&self) -> u64 {
         let (all, nanoseconds) = self.compiled;
         self.budget.map_or(u64::MAX, |budget| {
-            let left = self.allowed(budget, 1).saturating_sub(self.spent_on_traces);
+            let left = self.allowed(budget, FREE_FIRST).saturating_sub(self.spent_on_traces);
             left / (nanoseconds / all).max(1)
         })
     }
@@ -207,10 +210,10 @@ mod tests {
         assert_eq!((effort.spent, effort.spent_on_traces), (600, 600));
         effort.spent = u64::MAX;
         assert!(effort.may_compile(0, true) && !effort.is_affordable());
-        let most = Budget::LATE.free / PER_INSTRUCTION;
+        let most = FREE_FIRST * Budget::LATE.free / PER_INSTRUCTION;
         assert!(effort.may_compile(most, false) && !effort.may_compile(most + 1, false));
         assert_eq!(effort.longest_path(), most);
-        assert!(effort.may_compile(3 * most, true) && !effort.may_compile(5 * most, true));
+        assert!(effort.may_compile(3 * most / 2, true) && !effort.may_compile(5 * most / 2, true));
         effort.note_compiled(3 * SUPPOSED_INSTRUCTIONS, 3 * SUPPOSED_INSTRUCTIONS * 1000);
         assert!(effort.may_compile(3 * most, false) && !effort.may_compile(4 * most, false));
         effort.note_elsewhere(7, true);
