@@ -240,8 +240,11 @@ impl Race {
         }
         // That of an earlier round, perhaps.
         let (floor, trace) = (self.round[Side::Floor as usize], self.window);
-        let expected = u128::from(floor.starts) * u128::from(trace.nanoseconds)
-            / u128::from(floor.nanoseconds.max(1));
+        // An empty window is the last of several that were as long.
+        let windows = if trace.starts == 0 { self.extensions } else { 1 };
+        let expected =
+            u128::from(floor.starts) * u128::from(trace.nanoseconds) * u128::from(windows)
+                / u128::from(floor.nanoseconds.max(1));
         let time = |window| Rate::of(std::iter::once(window)).time;
         (expected > u128::from(MISSED * LEAST_STARTS)).then(|| Judgement {
             times: [time(trace), time(floor)],
@@ -480,16 +483,18 @@ mod tests {
 
     #[test]
     fn a_trace_that_the_guest_does_not_come_to_loses() {
-        let mut race = Race::new(7, None, true);
-        let judged = loop {
-            let starts = if race.side() == Side::Trace { 1 } else { 1000 };
-            match race.measured(starts, 3_000_000) {
-                Next::Ended(judgement) => break judgement,
-                Next::Extend | Next::Window(_) => {}
-            }
-        };
-        assert_eq!(judged.verdict, Verdict::Floor, "{judged:?}");
-        assert!(judged.times[0] > 100 * judged.times[1], "{judged:?}");
+        for on_trace in [0, 1] {
+            let mut race = Race::new(7, None, true);
+            let judged = loop {
+                let starts = if race.side() == Side::Trace { on_trace } else { 1000 };
+                match race.measured(starts, 3_000_000) {
+                    Next::Ended(judgement) => break judgement,
+                    Next::Extend | Next::Window(_) => {}
+                }
+            };
+            assert_eq!(judged.verdict, Verdict::Floor, "{judged:?}");
+            assert!(judged.times[0] > 100 * judged.times[1], "{judged:?}");
+        }
     }
 
     #[test]
