@@ -38,6 +38,9 @@ pub const LANDINGS: usize = 1 << 13;
 
 /// The trap flag of rflags (manual: SDM volume 1, 3.4.3.3): a trap after each instruction.
 pub const TRAP_FLAG: u64 = 0x100;
+/// The nested-task flag of rflags (manual: SDM volume 1, 3.4.3.3): without effect for user code, and cleared by
+/// the kernel for a signal handler and when that returns.
+pub const NESTED_TASK_FLAG: u64 = 0x4000;
 /// The user-visible rflags that are loaded when guest code is entered: the arithmetic flags, DF, AC
 /// and ID.
 pub const LOADED_FLAGS: u32 = 0x24_0cd5;

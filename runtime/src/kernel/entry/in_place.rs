@@ -36,7 +36,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dynasour_guest::ThreadContext;
 use dynasour_guest::context::{
-    HOST_FLAGS, HOST_MXCSR, LOADED_FLAGS, TRAP_FLAG, XSTATE_SIZE, offset,
+    HOST_FLAGS, HOST_MXCSR, LOADED_FLAGS, NESTED_TASK_FLAG, TRAP_FLAG, XSTATE_SIZE, offset,
 };
 
 use super::call_stubs::GuestState;
@@ -212,7 +212,7 @@ dynasour_in_place_aborted:
     exit_site = const offset::EXIT_SITE,
     left = const IN_PLACE_LEFT,
     aborted = const -1,
-    loaded_flags = const LOADED_FLAGS,
+    loaded_flags = const LOADED_FLAGS | NESTED_TASK_FLAG as u32,
     host_flags = const HOST_FLAGS,
     host_mxcsr = const HOST_MXCSR,
 );
@@ -324,8 +324,9 @@ pub fn leave(registers: &mut [i64; 23], context: &ThreadContext, left: Left, is_
     context.in_place_left.store(left as u64, Ordering::Relaxed);
     context.in_place_rip.store(state.map_or(rip, |state| state.rip), Ordering::Relaxed);
     let rflags = &mut registers[libc::REG_EFL as usize];
-    // The host must not be single-stepped.
-    context.in_place_flags.store(*rflags as u64 & TRAP_FLAG, Ordering::Relaxed);
+    // The host must not be single-stepped, and the kernel does not give NT back.
+    let own = *rflags as u64 & (TRAP_FLAG | NESTED_TASK_FLAG);
+    context.in_place_flags.store(own, Ordering::Relaxed);
     *rflags &= !(TRAP_FLAG as i64);
     registers[libc::REG_RIP as usize] = left_address() as i64;
 }
