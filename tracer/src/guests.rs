@@ -272,8 +272,9 @@ impl DispatchHeads {
         self.longest = Some(instructions);
     }
 
-    /// A loop of so many guest instructions was found at `head`. Is there no time for it now?
-    pub(crate) fn is_too_dear(&mut self, head: u64, instructions: u64) -> bool {
+    /// A loop of so many guest instructions was found at `head`: it is postponed if there is no time for it now.
+    /// Returns whether it is.
+    pub(crate) fn postpone_if_dear(&mut self, head: u64, instructions: u64) -> bool {
         let is_too_dear = self.longest.is_some_and(|longest| instructions > longest);
         if is_too_dear && let Some(h) = self.heads.get_mut(&head) {
             h.postponed = Some(instructions);

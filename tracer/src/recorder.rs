@@ -18,9 +18,9 @@
 //! * **Short loops** that always run the same number of times ([`crate::short_loops`]) are followed
 //!   to their end, so that the trace holds all their iterations.
 //! * **Dispatch loops**, whose first indirect jump has changing targets, do not end a recording. It
-//!   goes on through them in search of a loop of the interpreted program ([`crate::guests`]), and then until
-//!   this loop comes round at the handler that closes it ([`crate::closing`]). If there is none the trace ends at that jump, so that each opcode's handler has a dispatch of its
-//!   own.
+//!   goes on through them in search of a loop of the interpreted program ([`crate::guests`]), and then
+//!   until this loop comes round at the handler that closes it ([`crate::closing`]). If there is none the
+//!   trace ends at that jump, so that each opcode's handler has a dispatch of its own.
 //!
 //! **Data.** [`Recorder`] owns the steps of one recording. **Invariant.** The steps are the blocks
 //! that the guest executed, in order; after each step the recorder decides whether the recording
@@ -453,7 +453,7 @@ impl Recorder {
             if is_plain || instructions > GUEST_LIMIT {
                 return self.search_failed(heads);
             }
-            if heads.is_too_dear(head, instructions as u64) {
+            if heads.postpone_if_dear(head, instructions as u64) {
                 return match self.head == head {
                     true => Recording::Aborted(AbortReason::TooDear),
                     false => self.end_search(),
