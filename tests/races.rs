@@ -156,6 +156,22 @@ fn patches_lead_to_traces() {
     assert!(entered > 20_000, "200,000 runs entered traces {entered} times");
 }
 
+/// The jump that closes a long loop with a short head leads to the loop's trace.
+#[test]
+fn back_edges_lead_to_traces() {
+    let (directory, program) = guest("edges", "edges");
+    let native = Invocation::new(&program, &directory).run();
+    assert_eq!(native.status, Status::Exited(0));
+    for race in ["trace", "swap", "floor"] {
+        let options =
+            ["--tier", "direct", "--sample", "every=1", "--threshold", "50", "--race", race];
+        races(&directory, &options, &[&program], &native);
+        let json = fs::read_to_string(directory.join("s.json")).expect("the file");
+        let json: Value = serde_json::from_str(&json).expect("JSON");
+        assert!(json["back_edges"].as_u64() > Some(0), "--race {race}: {}", json["back_edges"]);
+    }
+}
+
 /// The sum of all entries of versions.
 fn entries(value: &Value) -> u64 {
     match value {

@@ -42,6 +42,9 @@ const MOST_EXITS: usize = 6;
 /// have nothing to do with the exit).
 const RETURN_LIMIT: u32 = 40;
 
+/// The guest stays in a path if it went round so often for each time that it came in (guess).
+const STAYS: u32 = 16;
+
 /// The result of observing a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Runs {
@@ -55,6 +58,13 @@ pub struct Runs {
     /// How often it reached the head of a loop of an interpreted program elsewhere in that program, so
     /// that it would leave a trace at once.
     pub passed: u32,
+}
+
+impl Runs {
+    /// Did the guest go round often for each time that it came in?
+    pub fn stays(&self) -> bool {
+        self.completed >= STAYS * self.entered.max(1)
+    }
 }
 
 /// Observes how the guest keeps to a recorded path.

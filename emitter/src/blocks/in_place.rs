@@ -16,6 +16,9 @@
 //!                                                     └──► block: displaced instructions ──► behind
 //! ```
 //!
+//! Where not the instructions of the pc are patched but a jump to it, its back edge, the entrance is
+//! *beside*: the block is the jump to the way out.
+//!
 //! Data: [`InPlace`], part of [`Blocks`]. Invariant: a block among displaced instructions is never a
 //! jump to its way out: that would lead back to the patch without executing anything, or into the
 //! middle of it, which traps. It executes the displaced instructions from its pc on. The caller holds
@@ -50,6 +53,8 @@ pub(super) struct InPlace {
     displaced: BTreeMap<u64, u64>,
     /// The address of the entrance, by its pc.
     entrances: FxHashMap<u64, u64>,
+    /// The address of the entrance beside displaced instructions, by its pc.
+    beside: FxHashMap<u64, u64>,
 }
 
 impl InPlace {
@@ -59,6 +64,7 @@ impl InPlace {
             ways_out: FxHashMap::default(),
             displaced: BTreeMap::new(),
             entrances: FxHashMap::default(),
+            beside: FxHashMap::default(),
         }
     }
 
@@ -72,6 +78,7 @@ impl InPlace {
     pub fn clear(&mut self) {
         self.displaced.clear();
         self.entrances.clear();
+        self.beside.clear();
     }
 }
 
@@ -158,6 +165,34 @@ impl Blocks {
         let entrance = self.jump_to_place(pc, indirect, cache)?;
         if let Some(in_place) = &mut self.in_place {
             in_place.entrances.insert(pc, entrance);
+        }
+        Ok(Some(entrance))
+    }
+
+    /// The address to which a jump of the guest's to `pc` is to lead, so that the guest comes to
+    /// whatever links to `pc` lead to. No instruction is replaced. None if there is no room.
+    ///
+    /// # Errors
+    /// The cache is full.
+    pub(crate) fn entrance_beside(
+        &mut self,
+        pc: u64,
+        code: &dyn Fetch,
+        indirect: &mut Indirect,
+        cache: &mut Cache,
+        fragments: &[Fragment],
+    ) -> Result<Option<u64>, EmitError> {
+        let Some(in_place) = &self.in_place else { return Ok(None) };
+        if let Some(known) = in_place.beside.get(&pc) {
+            return Ok(Some(*known));
+        }
+        let copied = self.copied(pc, true, code, indirect, cache, fragments)?;
+        if !matches!(copied, Copied::Entry(_)) {
+            return Ok(None);
+        }
+        let entrance = self.jump_to_place(pc, indirect, cache)?;
+        if let Some(in_place) = &mut self.in_place {
+            in_place.beside.insert(pc, entrance);
         }
         Ok(Some(entrance))
     }

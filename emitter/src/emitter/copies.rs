@@ -58,6 +58,16 @@ impl Emitter {
         blocks.entrance((pc, end), code, indirect, cache, fragments)
     }
 
+    /// As [`Emitter::entrance`], for a jump of the guest's to `pc` that is made to lead here: no
+    /// instruction is replaced.
+    ///
+    /// # Errors
+    /// [`EmitError::is_full`] asks the caller to [`Emitter::flush_all`].
+    pub fn entrance_beside(&mut self, pc: u64, code: &dyn Fetch) -> Result<Option<u64>, EmitError> {
+        let Emitter { blocks, indirect, cache, fragments, .. } = self;
+        blocks.entrance_beside(pc, code, indirect, cache, fragments)
+    }
+
     /// Where to enter the code that [`Emitter::copy`] gave since the last flush.
     pub fn copy_entry_point(&self, entry: u64) -> EntryPoint {
         EntryPoint {

@@ -18,6 +18,9 @@
 //! an `int3` tries again ([`Trapped::Passing`]). As long as there is one thread, it writes the jump
 //! at once: the steps take 100 µs, as long as some 40 trapped calls.
 //!
+//! Where a loop's *back edge* is a jump with a 32-bit displacement, the patch may be there: the jump
+//! stays, and leads elsewhere. Only its first byte and its displacement are ever written.
+//!
 //! The *displaced* bytes of a patch are those that its target stands for: all bytes of the
 //! instructions of which the jump overwrites some. If any of them is about to change, the patch is
 //! taken back.
@@ -60,6 +63,10 @@ use crate::sync::lock;
 pub const LEN: usize = 5;
 /// The most displaced bytes of a patch (guess, checked: three of the longest instructions).
 const MOST_DISPLACED: u64 = 45;
+/// The opcode of `jmp rel32`.
+const JMP: u8 = 0xe9;
+/// The first byte of the opcode of `jcc rel32`.
+const JCC: u8 = 0x0f;
 /// The instruction `int3`.
 const INT3: u8 = 0xcc;
 /// Opcodes of one byte that are undefined in 64-bit mode.
@@ -72,15 +79,20 @@ pub enum Purpose {
     Call,
     /// The guest enters a trace.
     Trace,
+    /// The guest's own jump to this head leads to the trace there.
+    BackEdge(u64),
 }
 
 /// One patch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patch {
     purpose: Purpose,
-    /// The guest's own bytes.
+    /// The guest's own bytes: those that the jump replaces.
     own: [u8; LEN],
     jump: [u8; LEN],
+    /// Bytes between the first one and the displacement, which stay: the second one of a conditional
+    /// jump.
+    gap: u64,
     /// Bit n: a guest instruction begins at offset n. Bit 0 is clear.
     inner: u8,
     /// The displaced bytes: how many from the site on; at least [`LEN`].
@@ -94,7 +106,8 @@ pub struct NewPatch {
     pub purpose: Purpose,
     /// The end of the displaced bytes.
     pub end: u64,
-    /// The guest's own bytes that the jump replaces.
+    /// The guest's own bytes that the jump replaces; of a back edge its first byte and its
+    /// displacement.
     pub own: [u8; LEN],
     /// Bit n: a guest instruction begins at offset n. Bit 0 is clear.
     pub inner: u8,
@@ -102,11 +115,36 @@ pub struct NewPatch {
     pub to: u64,
 }
 
+impl NewPatch {
+    /// A patch of the back edge at `site` with this code, which still leads to `head`; none if it is not
+    /// a jump there with a displacement of 32 bits.
+    pub fn of_back_edge(site: u64, code: &[u8], head: u64) -> Option<NewPatch> {
+        let (first, displacement) = match *code {
+            [JMP, a, b, c, d] => (JMP, [a, b, c, d]),
+            [JCC, 0x80..=0x8f, a, b, c, d] => (JCC, [a, b, c, d]),
+            _ => return None,
+        };
+        let end = site.wrapping_add(code.len() as u64);
+        let [a, b, c, d] = displacement;
+        let leads_to = end.wrapping_add_signed(i64::from(i32::from_le_bytes(displacement)));
+        let own = [first, a, b, c, d];
+        (leads_to == head).then_some(NewPatch {
+            purpose: Purpose::BackEdge(head),
+            end,
+            own,
+            inner: 0,
+            to: head,
+        })
+    }
+}
+
 /// All patches.
 #[derive(Debug)]
 pub(super) struct Patches {
     /// By their sites.
     all: BTreeMap<u64, Patch>,
+    /// The sites of patched back edges, by the heads to which they lead.
+    back_edges: FxHashMap<u64, u64>,
     /// The pages with patches, by their addresses.
     pages: FxHashMap<u64, PatchedPage>,
     /// The addresses where a trapping byte has ever been written.
@@ -125,6 +163,7 @@ struct PatchedPage {
 
 pub(super) static PATCHES: Mutex<Patches> = Mutex::new(Patches {
     all: BTreeMap::new(),
+    back_edges: FxHashMap::with_hasher(rustc_hash::FxBuildHasher),
     pages: FxHashMap::with_hasher(rustc_hash::FxBuildHasher),
     trapping: FxHashSet::with_hasher(rustc_hash::FxBuildHasher),
     hiding: Hiding::new(),
@@ -154,6 +193,28 @@ impl Patch {
         site..site + self.displaced
     }
 
+    /// Where byte `n` of the jump stands, from the site on.
+    fn offset(&self, n: usize) -> u64 {
+        if n == 0 { 0 } else { n as u64 + self.gap }
+    }
+
+    /// Bytes of the jump.
+    fn len(&self) -> u64 {
+        LEN as u64 + self.gap
+    }
+
+    /// The pages of the patch, if it stands at `site`.
+    fn pages(&self, site: u64) -> impl Iterator<Item = u64> + use<> {
+        (page_down(site)..site + self.len()).step_by(PAGE as usize)
+    }
+
+    /// Where the jump leads, if the patch stands at `site`.
+    fn leads_to(&self, site: u64) -> u64 {
+        let [_, a, b, c, d] = self.jump;
+        let distance = i64::from(i32::from_le_bytes([a, b, c, d]));
+        site.wrapping_add(self.len()).wrapping_add_signed(distance)
+    }
+
     fn inner(&self) -> impl Iterator<Item = usize> + use<> {
         let inner = self.inner;
         (1..LEN).filter(move |n| inner >> n & 1 != 0)
@@ -169,11 +230,12 @@ impl Patch {
         let code = CodeWriter::open();
         if !SHARED.load(Ordering::SeqCst) {
             // The only thread is here.
-            let written = code.write(site, &self.jump);
+            let written = code.write(site, &self.jump[..1])
+                && code.write(site + self.offset(1), &self.jump[1..]);
             serialise();
             return written;
         }
-        let byte = |n: usize, byte: u8| code.write(site + n as u64, &[byte]);
+        let byte = |n: usize, byte: u8| code.write(site + self.offset(n), &[byte]);
         let mut written = byte(0, INT3) && self.inner().all(|n| byte(n, self.jump[n]));
         serialise();
         // No thread is inside now: whoever comes there traps.
@@ -187,15 +249,19 @@ impl Patch {
     /// Gives the guest its own bytes back. What another writer (the guest, by `/proc/self/mem`) has
     /// put over the patch stays.
     fn take_back(&self, site: u64) {
-        let mut there = [0; LEN];
-        if memory::copy_code(site, &mut there) != LEN {
+        let mut there = [0; LEN + 1];
+        let there = &mut there[..self.len() as usize];
+        if memory::copy_code(site, there) != there.len() {
             return;
         }
         let code = CodeWriter::open();
-        let is_ours = |n: usize| there[n] == self.jump[n] || n == 0 && there[n] == INT3;
+        let is_ours = |n: usize| {
+            let there = there[self.offset(n) as usize];
+            there == self.jump[n] || n == 0 && there == INT3
+        };
         let give_back = |n: usize| {
             if is_ours(n) {
-                code.write(site + n as u64, &[self.own[n]]);
+                code.write(site + self.offset(n), &[self.own[n]]);
             }
         };
         if is_ours(0) {
@@ -233,15 +299,19 @@ pub fn displacements<R>(inner: u8, mut f: impl FnMut(u32, u32) -> Option<R>) -> 
 /// lead there, or if memory cannot be written.
 pub fn write(site: u64, new: NewPatch) -> bool {
     let NewPatch { purpose, end, own, inner, to } = new;
-    let behind = site.wrapping_add(LEN as u64);
-    let Ok(distance) = i32::try_from(to.wrapping_sub(behind) as i64) else { return false };
-    let mut jump = [0xe9; LEN];
-    jump[1..].copy_from_slice(&distance.to_le_bytes());
     let displaced = end.wrapping_sub(site);
     if !(LEN as u64..=MOST_DISPLACED).contains(&displaced) {
         return false;
     }
-    let patch = Patch { purpose, own, jump, inner, displaced };
+    let (opcode, gap) = match purpose {
+        Purpose::BackEdge(_) => (own[0], displaced - LEN as u64),
+        Purpose::Call | Purpose::Trace => (JMP, 0),
+    };
+    let behind = site.wrapping_add(LEN as u64 + gap);
+    let Ok(distance) = i32::try_from(to.wrapping_sub(behind) as i64) else { return false };
+    let mut jump = [opcode; LEN];
+    jump[1..].copy_from_slice(&distance.to_le_bytes());
+    let patch = Patch { purpose, own, jump, gap, inner, displaced };
     if patch.inner().any(|n| jump[n] != INT3 && !UNDEFINED.contains(&jump[n])) {
         return false;
     }
@@ -284,7 +354,7 @@ impl Patches {
 
     /// Notes a patch that is about to be written.
     fn insert(&mut self, site: u64, patch: Patch) {
-        for page in pages(site) {
+        for page in patch.pages(site) {
             let patched = self.pages.entry(page).or_insert_with(|| {
                 let of_file = of_file(page);
                 if of_file.is_some() && self.hiding.is_possible() && become_copy(page) {
@@ -294,15 +364,21 @@ impl Patches {
             });
             patched.patches += 1;
         }
+        if let Purpose::BackEdge(head) = patch.purpose {
+            self.back_edges.insert(head, site);
+        }
         self.all.insert(site, patch);
     }
 
     /// Takes a patch back.
     fn remove(&mut self, site: u64) {
-        let Some(patch) = self.all.get(&site) else { return };
+        let Some(patch) = self.all.get(&site).copied() else { return };
         patch.take_back(site);
         self.all.remove(&site);
-        for page in pages(site) {
+        if let Purpose::BackEdge(head) = patch.purpose {
+            self.back_edges.remove(&head);
+        }
+        for page in patch.pages(site) {
             let Some(patched) = self.pages.get_mut(&page) else { continue };
             patched.patches -= 1;
             if patched.patches == 0 {
@@ -328,11 +404,6 @@ impl Patches {
         let of_calls = found.into_iter().filter(|(_, patch)| patch.purpose == Purpose::Call);
         of_calls.map(|(site, _)| site).collect()
     }
-}
-
-/// The pages of a patch.
-fn pages(site: u64) -> impl Iterator<Item = u64> {
-    (page_down(site)..site + LEN as u64).step_by(PAGE as usize)
 }
 
 /// The bytes of a page, if it is a file's, and not a copy (the kernel's
@@ -387,27 +458,41 @@ pub fn take_back(range: &Range<u64>) -> Vec<u64> {
     take_back_if(range, |_| true)
 }
 
+/// Takes the patches back that lead to the trace at `head`.
+pub fn take_back_from(head: u64) {
+    take_back_if(&(head..head + 1), |_| true);
+    if ANY.load(Ordering::SeqCst) {
+        let mut patches = lock(&PATCHES);
+        if let Some(site) = patches.back_edges.get(&head).copied() {
+            patches.remove(site);
+        }
+    }
+}
+
 /// Takes the patch at `site` back, for a while. Returns it for [`write()`], before which the caller finds
 /// out whether the guest's bytes are still the same.
 pub fn take_out(site: u64) -> Option<NewPatch> {
     let mut patches = lock(&PATCHES);
     let patch = *patches.all.get(&site)?;
-    let [_, a, b, c, d] = patch.jump;
-    let distance = i64::from(i32::from_le_bytes([a, b, c, d]));
     let new = NewPatch {
         purpose: patch.purpose,
         end: site + patch.displaced,
         own: patch.own,
         inner: patch.inner,
-        to: site.wrapping_add(LEN as u64).wrapping_add_signed(distance),
+        to: patch.leads_to(site),
     };
     patches.remove(site);
     Some(new)
 }
 
-/// Takes all patches for this purpose back. Returns the sites of those that were for calls.
-pub fn take_back_all(purpose: Purpose) -> Vec<u64> {
-    take_back_if(&(0..u64::MAX), |patch| patch.purpose == purpose)
+/// Takes all patches of calls back.
+pub fn take_back_calls() {
+    take_back_if(&(0..u64::MAX), |patch| patch.purpose == Purpose::Call);
+}
+
+/// Takes all patches back that lead to traces.
+pub fn take_back_traces() {
+    take_back_if(&(0..u64::MAX), |patch| patch.purpose != Purpose::Call);
 }
 
 fn take_back_if(range: &Range<u64>, wanted: impl Fn(&Patch) -> bool) -> Vec<u64> {
@@ -443,6 +528,16 @@ pub fn leads_to_trace(pc: u64) -> bool {
         && lock(&PATCHES).all.get(&pc).is_some_and(|patch| patch.purpose == Purpose::Trace)
 }
 
+/// Does a patch lead guest code in place to the trace at `head`?
+pub fn enters_trace(head: u64) -> bool {
+    if !ANY.load(Ordering::Relaxed) {
+        return false;
+    }
+    let patches = lock(&PATCHES);
+    let at_head = patches.all.get(&head).is_some_and(|patch| patch.purpose == Purpose::Trace);
+    at_head || patches.back_edges.contains_key(&head)
+}
+
 /// Is the guest's instruction at `pc` not to be executed where it stands? A trace's patch begins
 /// there, or a patch has an inner boundary there.
 pub fn is_replaced(pc: u64) -> bool {
@@ -452,7 +547,7 @@ pub fn is_replaced(pc: u64) -> bool {
     let patches = lock(&PATCHES);
     patches.within(&(pc..pc + 1)).any(|(site, patch)| match pc - site {
         0 => patch.purpose == Purpose::Trace,
-        offset => offset < LEN as u64,
+        offset => offset < patch.len(),
     })
 }
 
@@ -474,10 +569,10 @@ fn read(address: u64, bytes: &mut [u8]) -> usize {
     let mut copy = || memory::copy_code(address, bytes);
     let len = if hiding::any() { with_all_rights(copy) } else { copy() };
     let range = address..address.saturating_add(len as u64);
-    let start = range.start.saturating_sub(LEN as u64 - 1);
+    let start = range.start.saturating_sub(LEN as u64);
     for (site, patch) in patches.all.range(start..range.end.max(start)) {
         for (n, own) in patch.own.iter().enumerate() {
-            let at = site + n as u64;
+            let at = site + patch.offset(n);
             if range.contains(&at) && bytes[(at - address) as usize] == patch.jump[n] {
                 bytes[(at - address) as usize] = *own;
             }
@@ -580,6 +675,43 @@ mod tests {
         assert_eq!(bytes(site), own);
         assert_eq!(trapped(site), Trapped::Passing);
         assert_eq!(trapped(site + 1), Trapped::Guest);
+    }
+
+    #[test]
+    fn a_back_edge_leads_to_the_trace_and_back() {
+        // `nop; jnz` back to the `nop`; `nop; jmp` back to it.
+        let conditional = [0x90, 0x0f, 0x85, 0xf9, 0xff, 0xff, 0xff, 0xc3];
+        let unconditional = [0x90, 0xe9, 0xfa, 0xff, 0xff, 0xff, 0xc3, 0xc3];
+        for shared in [false, true] {
+            for code in [&conditional, &unconditional] {
+                let head = page(code);
+                let site = head + 1;
+                let end = if code[1] == JCC { 7 } else { 6 };
+                let own = &code[1..end];
+                assert_eq!(NewPatch::of_back_edge(site, own, site).map(|new| new.to), None);
+                assert!(NewPatch::of_back_edge(site, &own[1..], head).is_none());
+                let new = NewPatch::of_back_edge(site, own, head).expect("it leads there");
+                if shared {
+                    set_shared();
+                }
+                assert!(write(site, NewPatch { to: site + own.len() as u64 + 0x1000, ..new }));
+                let mut now = [0; 8];
+                assert_eq!(memory::copy_code(head, &mut now), 8);
+                assert_eq!(now[..end - 4], code[..end - 4], "the opcode stays");
+                assert_eq!(now[end - 4..end], 0x1000u32.to_le_bytes());
+                assert_eq!(now[end..], code[end..]);
+                let mut read = [0; 8];
+                assert_eq!(memory::fetch_code(head, &mut read), 8);
+                assert_eq!(read, *code);
+                assert!(enters_trace(head) && !enters_trace(site) && !leads_to_trace(site));
+                assert!(is_replaced(site + 1) && !is_replaced(site));
+                take_back_from(head);
+                assert!(!enters_trace(head));
+                assert_eq!(memory::copy_code(head, &mut now), 8);
+                assert_eq!(now, *code);
+                assert_eq!(trapped(site), Trapped::Passing);
+            }
+        }
     }
 
     #[test]

@@ -466,7 +466,7 @@ impl CallSites {
         call_stubs::close();
         // A site that is being patched is patched before this.
         let _sites = lock(&self.sites);
-        patches::take_back_all(Purpose::Call);
+        patches::take_back_calls();
     }
 
     /// Do all calls come to the runtime, for good?

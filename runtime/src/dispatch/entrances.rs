@@ -5,6 +5,11 @@
 //! *entrance*: native code that leads wherever links to the head lead. The displaced instructions
 //! are executed there by a block of their own, whenever no trace is.
 //!
+//! The jump that closes the loop can be made to lead to the entrance instead, if its displacement has
+//! 32 bits. Then no instruction is replaced, but the guest's first iteration is its own. That is done
+//! where the first instruction at the head is too short to be replaced alone, and the guest stays in
+//! the loop; and where no patch can stand at the head.
+//!
 //! A patch that was taken back because its code was about to change is written again when the
 //! runtime leads the thread to the trace, which has found its code unchanged.
 //!
@@ -22,6 +27,7 @@ use crate::kernel::process::System;
 use crate::memory;
 use dynasour_guest::decode::{Decoded, Fetch, Reader};
 use dynasour_guest::lift::class::sets_x87_pointer;
+use dynasour_tracer::{Path, TraceShape};
 use rustc_hash::FxHashMap;
 
 /// The heads of traces at which a thread wants patches.
@@ -33,6 +39,39 @@ pub(super) struct Entrances {
     arrivals: FxHashMap<u64, u32>,
     /// How often the guest has jumped into the patch at each head.
     traps: FxHashMap<u64, u32>,
+    /// The back edges of loops, by their heads.
+    back_edges: FxHashMap<u64, BackEdge>,
+}
+
+/// The jump with which a recorded path came back to its head.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct BackEdge {
+    pc: u64,
+    end: u64,
+    /// Was the guest seen to go round often for each time that it came in, if it was observed?
+    stays: bool,
+}
+
+impl BackEdge {
+    /// The back edge of a loop, if it is a direct jump.
+    pub fn of(path: &Path, code: &dyn Fetch) -> Option<BackEdge> {
+        let last = path.steps.last()?;
+        if path.shape != TraceShape::Loop || path.guest.is_some() || last.next != path.head {
+            return None;
+        }
+        let mut reader = Reader::new(code);
+        let (mut pc, end) = (last.block.pc, last.block.end);
+        loop {
+            let Decoded::Inst(inst) = reader.decode(pc) else { return None };
+            let next = pc + inst.len() as u64;
+            if next >= end {
+                let stays = path.runs.is_none_or(|runs| runs.stays());
+                let is_jump = inst.is_jmp_near() || inst.is_jcc_near();
+                return (next == end && is_jump).then_some(BackEdge { pc, end, stays });
+            }
+            pc = next;
+        }
+    }
 }
 
 /// The prefix `lock`.
@@ -54,8 +93,17 @@ impl Entrances {
         self.traps.get(&head).is_some_and(|traps| *traps >= MOST_TRAPS)
     }
 
-    /// A trace was made at `head`.
-    pub fn made(&mut self, head: u64) {
+    /// A trace was made of this path.
+    pub fn made(&mut self, path: &Path, code: &dyn Fetch) {
+        match BackEdge::of(path, code) {
+            Some(edge) => self.back_edges.insert(path.head, edge),
+            None => self.back_edges.remove(&path.head),
+        };
+        self.want(path.head);
+    }
+
+    /// A patch is to be written again that leads to the trace at `head`.
+    pub fn want(&mut self, head: u64) {
         self.arrivals.remove(&head);
         self.wanted = Some(head);
     }
@@ -122,13 +170,49 @@ impl Dispatcher {
     /// thread is outside.
     pub(super) fn patch_head(&mut self, system: &System) {
         let Some(head) = self.entrances.wanted.take() else { return };
-        let is_withdrawn = self.entrances.is_withdrawn(head);
-        if is_withdrawn || !self.machine.is_direct() || patches::leads_to_trace(head) {
+        if !self.machine.is_direct() || patches::enters_trace(head) {
             return;
         }
-        if self.patch(system, head, true) {
+        let edge = self.entrances.back_edges.get(&head).copied();
+        let is_short =
+            displaced(head, &*self.interp.code()).is_none_or(|displaced| displaced.inner != 0);
+        let patched = edge
+            .is_some_and(|edge| edge.stays && is_short && self.patch_edge(head, edge))
+            || !self.entrances.is_withdrawn(head) && self.patch(system, head, true)
+            || edge.is_some_and(|edge| self.patch_edge(head, edge));
+        if patched {
             self.entrances.arrivals.remove(&head);
         }
+    }
+
+    /// Lets the back edge of the loop at `head` lead to the trace there. False if it cannot. The thread
+    /// is outside.
+    fn patch_edge(&self, head: u64, edge: BackEdge) -> bool {
+        let BackEdge { pc, end, .. } = edge;
+        let code = self.interp.code();
+        // No other thread is about to change this code, or to drop what was made from it.
+        let _exclusive = self.machine.pages.exclusive();
+        let pages = &self.machine.pages;
+        if !patches::may_stand(pages, &(pc..end)) || patches::are_in(&(pc..end)) {
+            return false;
+        }
+        let mut own = [0; patches::LEN + 1];
+        let Some(own) = own.get_mut(..(end - pc) as usize) else { return false };
+        if memory::fetch_code(pc, own) != own.len() {
+            return false;
+        }
+        let Some(mut fragments) = self.machine.fragments() else { return false };
+        if fragments.first_version(head).is_none() {
+            return false;
+        }
+        let Some(patch) = NewPatch::of_back_edge(pc, own, head) else { return false };
+        let Some(to) = fragments.entrance_beside(head, &*code) else { return false };
+        let written = patches::write(pc, NewPatch { to, ..patch });
+        if written {
+            fragments.stats.patches += 1;
+            fragments.stats.back_edges += 1;
+        }
+        written
     }
 
     /// Lets guest code in place come to whatever links to `pc` lead to; with `to_trace`, only if that
@@ -187,6 +271,8 @@ impl Dispatcher {
         if patches::leads_to_trace(head) && self.entrances.trapped(head) {
             let _exclusive = self.machine.pages.exclusive();
             patches::take_back(&(head..head + 1));
+            // Perhaps its back edge can have one.
+            self.entrances.want(head);
         }
     }
 }
@@ -222,7 +308,7 @@ mod tests {
         };
         assert_eq!(tried(4), 3, "at 1, 2 and 4");
         assert_eq!(tried(60), 4, "at 8, 16, 32 and 64");
-        entrances.made(0x1000);
+        entrances.want(0x1000);
         assert_eq!(entrances.wanted, Some(0x1000));
         entrances.wanted = None;
         entrances.arrived(0x1000);

@@ -26,7 +26,7 @@ use super::native_code::NativeCode;
 use super::peers::{Peer, Peers};
 use super::{Dispatcher, IdleDispatcher};
 use crate::changes::CodePages;
-use crate::changes::patches::{self, Purpose};
+use crate::changes::patches;
 use crate::changes::trampolines;
 use crate::config::{RunConfig, Sampling, Stage, Tier};
 use crate::kernel::entry::call_stubs;
@@ -283,13 +283,13 @@ impl Machine {
         // Nobody changes code any more.
         std::mem::forget(self.pages.exclusive());
         self.call_sites.close();
-        patches::take_back_all(Purpose::Trace);
+        patches::take_back_traces();
     }
 
     /// Everything was retired: makes nothing lead there, and waits until every other thread has been
     /// outside.
     fn await_out_of_retired(&self, own: &Peer) {
-        patches::take_back_all(Purpose::Trace);
+        patches::take_back_traces();
         self.peers.await_out_of_cache(own);
     }
 
@@ -408,7 +408,7 @@ impl Machine {
         drop(idle);
         self.pages.after_fork_child();
         // They lead to code of which the child has no copy.
-        patches::take_back_all(Purpose::Trace);
+        patches::take_back_traces();
         self.native.after_fork_child();
         self.fragments().map_or(Ok(()), |mut f| f.reset_after_fork())
     }

@@ -295,8 +295,8 @@ impl Dispatcher {
         if patches::is_shared() || tries >= MOST_TRIES {
             return fragments.end_race(&racer, true, !patches::is_shared());
         }
-        if self.machine.is_direct() && !patches::leads_to_trace(racer.pc) {
-            // Not before its head has a patch.
+        if self.machine.is_direct() && !patches::enters_trace(racer.pc) {
+            // Not before a patch leads to it.
             return self.racing = Racing::Waiting(racer, tries + 1);
         }
         if let Some(gate) = racer.gate_apart().filter(|_| self.machine.is_direct()) {
@@ -354,7 +354,7 @@ impl Dispatcher {
             } else if let Some(patch) = running.out.take()
                 && !self.patch_again(racer.pc, patch)
             {
-                self.entrances.made(racer.pc);
+                self.entrances.want(racer.pc);
             }
         }
         let Some(mut fragments) = self.machine.fragments() else { return };
@@ -423,7 +423,7 @@ impl Dispatcher {
     fn end_patches(&mut self, running: &Running) {
         self.close_gate(&running.racer);
         if running.out.is_some() {
-            self.entrances.made(running.racer.pc);
+            self.entrances.want(running.racer.pc);
         }
     }
 
@@ -451,7 +451,7 @@ impl Dispatcher {
         }
         if self.machine.is_direct() {
             let _exclusive = self.machine.pages.exclusive();
-            patches::take_back(&(pc..pc + 1));
+            patches::take_back_from(pc);
         }
         let TraceSelector { heads, policy, .. } = &mut self.selector.traces;
         heads.give_up(pc, &**policy);

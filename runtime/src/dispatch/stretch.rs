@@ -207,7 +207,7 @@ impl Dispatcher {
         }
         match during(Phase::Translate, || fragments.find_code(pc, code, arrival)) {
             Ok(FoundCode::Native(entry)) => {
-                if machine.is_direct() && !patches::leads_to_trace(pc) {
+                if machine.is_direct() && !patches::enters_trace(pc) {
                     self.entrances.arrived(pc);
                 }
                 self.peer.enter_cache();

@@ -148,7 +148,7 @@ impl Dispatcher {
                 self.trace_installed();
                 self.mark(head);
                 if side.is_none() {
-                    self.entrances.made(head);
+                    self.entrances.made(&path, &*self.interp.code());
                 }
             }
             Err(failure) => self.not_compiled(head, failure, path.guest.is_some()),
@@ -467,7 +467,7 @@ impl Dispatcher {
     pub(super) fn head_lost_trace(&mut self, pc: u64) {
         if self.machine.is_direct() {
             let _exclusive = self.machine.pages.exclusive();
-            patches::take_back(&(pc..pc + 1));
+            patches::take_back_from(pc);
         } else if !self.machine.config.samples()
             && let Some(mut fragments) = self.machine.fragments()
         {

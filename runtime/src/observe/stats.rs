@@ -67,6 +67,8 @@ pub struct Stats {
     pub links: u64,
     /// Patches in guest code that lead to traces.
     pub patches: u64,
+    /// Of these, jumps of the guest's that close loops.
+    pub back_edges: u64,
     /// Samples of guest code in place.
     pub guest_samples: u64,
     /// Of these, samples by events of the kernel's; the others come from timers.
@@ -299,6 +301,7 @@ impl Stats {
         row("  guest instructions", self.trace_instructions.to_string());
         row("resolved exit stubs", self.stubs.to_string());
         row("patches in guest code", self.patches.to_string());
+        row("  at back edges", self.back_edges.to_string());
         row("samples of guest code", self.guest_samples.to_string());
         row("  of which by events", self.event_samples.to_string());
         row("links", self.links.to_string());

@@ -130,6 +130,7 @@ macro_rules! for_each_guest {
             prefix_skips: "prefix_skips.c",
             short_loops: "short_loops.c" .flags(&["-mno-red-zone"]),
             short_loops_unoptimised: "short_loops.c" .flags(&["-O0", "-mno-red-zone"]),
+            back_edges: "back_edges.c" .flags(&["-pthread"]),
             branching_loops: "branching_loops.c" .args(&["600000"]),
             branching_loops_unoptimised: "branching_loops.c" .args(&["200000"]) .flags(&["-O0"]),
             hashing: "hashing.c",

@@ -21,6 +21,21 @@ impl Fragments {
             return None;
         }
         let entrance = self.emitter.entrance(pc, end, code).ok()??;
+        self.entrance_made(pc, entrance);
+        Some(entrance)
+    }
+
+    /// The code to which a jump of the guest's to `pc` may be made to lead; as [`Self::entrance`].
+    pub fn entrance_beside(&mut self, pc: u64, code: &dyn Fetch) -> Option<u64> {
+        if !self.in_place || self.retired {
+            return None;
+        }
+        let entrance = self.emitter.entrance_beside(pc, code).ok()??;
+        self.entrance_made(pc, entrance);
+        Some(entrance)
+    }
+
+    fn entrance_made(&mut self, pc: u64, entrance: u64) {
         // If there was a block at `pc`, the emitter has replaced it, and links to `pc` lead to the
         // new one.
         self.lead_to_first(pc);
@@ -28,7 +43,6 @@ impl Fragments {
             self.emitter.unlink_block(block);
         }
         self.links_changed();
-        Some(entrance)
     }
 
     /// The guest goes on in place at `pc`, to which it came by `arrival`. If it came by a link or an

@@ -38,7 +38,6 @@ use dynasour_guest::decode::Fetch;
 use dynasour_ir::Gpr;
 use dynasour_tracer::Path;
 use dynasour_tracer::race::{Judgement, Side};
-use dynasour_tracer::survival::Runs;
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 
@@ -84,9 +83,6 @@ impl Racer {
 /// A register that tells a start at the head, and changes until the first dispatch by no more than this,
 /// is the position in the interpreted program there, too (guess: an instruction and its operands).
 const STRIDE: u64 = 64;
-
-/// A loop counts by itself if the guest was seen to go round so often for each time that it came in (guess).
-const OWN_COUNT: u32 = 16;
 
 /// The most traces that wait for a race (guess: later ones are used and never race).
 const MOST_WAITING: usize = 64;
@@ -173,8 +169,9 @@ impl Fragments {
         let (key, each) = start_key(path);
         // A loop's own count is not in the version that the code is compared with. And it costs a load and a
         // store for each time that the loop is entered, after the race, too.
-        let stays = |runs: Runs| runs.completed >= OWN_COUNT * runs.entered.max(1);
-        let own = path.runs.is_some_and(stays) && !config.verify_traces && !config.prove_traces;
+        let own = path.runs.is_some_and(|runs| runs.stays())
+            && !config.verify_traces
+            && !config.prove_traces;
         if !may_race || !self.emitter.count_starts(request, key, each, own) {
             return None;
         }
