@@ -41,6 +41,7 @@
 
 mod body;
 mod iterations;
+mod promoted;
 
 use crate::assumptions::{Assumption, Place};
 use crate::entry_guards::speculate_registers;
@@ -57,6 +58,7 @@ use dynasour_ir::{
 };
 use iterations::Iterations;
 pub(crate) use iterations::parts_at;
+use promoted::Promoted;
 use rustc_hash::FxHashSet;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -222,8 +224,9 @@ fn build_all(
 ) -> Result<Built, BuildError> {
     let (mut origins, mut assumptions) = (Origins::default(), Vec::new());
     for ((_, first), promoted) in Iterations::of(path).all().zip(promoted) {
-        origins.extend(promoted.origins.iter().map(|(step, inst)| (first + step, *inst)));
-        assumptions.extend_from_slice(&promoted.assumptions);
+        let all = promoted.keys.iter().chain(promoted.operands.keys());
+        origins.extend(all.map(|(step, inst)| (first + step, *inst)));
+        assumptions.extend(promoted.operands.values());
     }
     let (version, notes) = assemble(path, name, context.clone(), policy, &origins)?;
     let Notes { registers, native_results, pcs, .. } = notes;
@@ -233,17 +236,8 @@ fn build_all(
     Ok(Built { version, assumptions, native_results, pcs })
 }
 
-/// What an iteration of a loop of an interpreted program assumes.
-#[derive(Debug)]
-struct Promoted {
-    /// The instructions whose observed results it assumes.
-    origins: Origins,
-    /// What it assumes of memory besides.
-    assumptions: Vec<Assumption>,
-}
-
 /// What each iteration of a loop of an interpreted program assumes. Others than the main one are taken out of
-/// the path if they contradict themselves, or one before them where both still go the same way.
+/// the path if they contradict themselves.
 fn promoted_by_iterations(
     path: &mut Cow<'_, Path>,
     context: &Context,
@@ -251,37 +245,24 @@ fn promoted_by_iterations(
 ) -> Result<Vec<Promoted>, BuildError> {
     let Some(guest) = &path.guest else { return Ok(Vec::new()) };
     let iterations: Vec<&[Step]> = Iterations::of(path).all().map(|(steps, _)| steps).collect();
-    let mut kept: Vec<(usize, Promoted)> = Vec::new();
+    let (mut kept, mut all) = (Vec::new(), Vec::new());
     for (n, steps) in iterations.iter().enumerate() {
-        let promoted = match promoted(&path.with_steps(steps), guest, context, policy) {
-            Ok(promoted) => promoted,
+        match promoted(&path.with_steps(steps), guest, context, policy) {
+            Ok(promoted) => {
+                kept.push(n);
+                all.push(promoted);
+            }
             Err(error) if n == 0 => return Err(error),
-            Err(_) => continue,
-        };
-        let agrees =
-            |(m, before): &(usize, Promoted)| agree(&before.origins, iterations[*m], steps);
-        if kept.iter().all(agrees) {
-            kept.push((n, promoted));
+            Err(_) => {}
         }
     }
+    let steps: Vec<&[Step]> = kept.iter().map(|n| iterations[*n]).collect();
+    promoted::reconcile(&steps, &mut all);
     if kept.len() < iterations.len() {
-        let others = kept[1..].iter().map(|(n, _)| path.others[n - 1].clone()).collect();
+        let others = kept[1..].iter().map(|n| path.others[n - 1].clone()).collect();
         path.to_mut().others = others;
     }
-    Ok(kept.into_iter().map(|(_, promoted)| promoted).collect())
-}
-
-/// Were the results of these instructions of iteration `a` the same in `b`, as far as both go the same way?
-fn agree(origins: &Origins, a: &[Step], b: &[Step]) -> bool {
-    let same = parts_at(a, b).map_or(a.len().min(b.len()), |n| n + 1);
-    origins.iter().filter(|(step, _)| *step < same).all(|&(step, inst)| {
-        let result = |steps: &[Step]| {
-            let step = &steps[step];
-            let def = base_insts(step).get(inst)?.def()?;
-            *step.observed.as_ref()?.get(def.index())?
-        };
-        result(a) == result(b)
-    })
+    Ok(all)
 }
 
 /// What a path without other iterations assumes, which is a loop of an interpreted program.
@@ -301,8 +282,10 @@ fn promoted(
     };
     let jumps: Vec<Operand> =
         notes.jumps.iter().filter(|j| is_dispatch(&path.steps[j.1])).map(|j| j.0).collect();
-    let mut promoted = guests::promotions(&defs, &jumps, guest.stable);
-    let mut assumptions = Vec::new();
+    let mut promoted = guests::promotions(&defs, &jumps, guest);
+    let origin_of = |v: &Value| notes.origins.iter().find(|(w, _)| w == v).map(|(_, at)| *at);
+    let keys: Origins = promoted.iter().filter_map(origin_of).collect();
+    let mut operands = BTreeMap::new();
     if guest.assumes_operands {
         let (loads, stores) = observed_accesses(path, &notes.origins);
         let may_change = |address: u64| {
@@ -314,16 +297,11 @@ fn promoted(
         };
         for load in guests::promote_operands(&defs, &loads, may_change, &mut promoted) {
             let place = Place::Memory { address: load.address, ty: load.ty };
-            assumptions.push(Assumption { place, value: load.observed });
+            let assumption = Assumption { place, value: load.observed };
+            operands.extend(origin_of(&load.value).map(|at| (at, assumption)));
         }
     }
-    let origins = notes
-        .origins
-        .into_iter()
-        .filter(|(v, _)| promoted.contains(v))
-        .map(|(_, origin)| origin)
-        .collect();
-    Ok(Promoted { origins, assumptions })
+    Ok(Promoted { keys, operands })
 }
 
 /// The loads of these origins, with the addresses that they were observed to read; and the stores of

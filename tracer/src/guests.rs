@@ -26,6 +26,7 @@
 
 use crate::build::{self, Path, Step, TraceShape};
 use crate::policy::DefaultPolicy;
+use crate::positions::{positions, root};
 use crate::recorder::Transfer;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::predict::Surroundings;
@@ -88,6 +89,8 @@ struct Head {
     eager: u32,
     /// Searches for more loops that found none, since one was found.
     vain: u32,
+    /// Are there fewer greens if loops are told by positions alone?
+    has_objects: bool,
     /// Was a loop found there that is entered at the handler that closes it?
     is_shared: bool,
     /// Guest instructions of the loop that was postponed last, if no other was found since.
@@ -109,6 +112,8 @@ pub struct DispatchHeads {
     timed: bool,
     /// Guest instructions of the longest loop for which there is time now; any if there is no limit.
     longest: Option<u64>,
+    /// Heads whose loops are told by positions alone, whatever objects these come from.
+    by_position: FxHashSet<u64>,
     /// Heads whose loops do not assume operands.
     plain: FxHashSet<u64>,
     /// By head: addresses of operands that its loops do not assume, because one had changed.
@@ -180,8 +185,36 @@ impl DispatchHeads {
         self.heads.get(&head).map_or(&[], |h| &h.greens)
     }
 
-    pub(crate) fn set_greens(&mut self, head: u64, greens: Vec<Green>) {
-        self.heads.entry(head).or_default().greens = greens;
+    /// Finds the greens of a head of which these are the steps from one passage on, with the registers there.
+    /// False if there are none.
+    pub(crate) fn find_greens(&mut self, head: u64, steps: &[Step], gpr: &[u64; 16]) -> bool {
+        let of_positions = slice(steps, gpr, true, |_| true);
+        let greens = match self.by_position.contains(&head) {
+            true => of_positions.clone(),
+            false => slice(steps, gpr, false, |_| true),
+        };
+        let h = self.heads.entry(head).or_default();
+        h.has_objects = !of_positions.is_empty() && of_positions != greens;
+        h.greens = greens;
+        !h.greens.is_empty()
+    }
+
+    /// Are the loops of `head` told by positions alone?
+    pub(crate) fn is_by_position(&self, head: u64) -> bool {
+        self.by_position.contains(&head)
+    }
+
+    /// No trace could be made of a loop of `head`, or it was too slow. From now on its loops are told by
+    /// positions alone. False if they are already, or if that makes no difference.
+    pub fn tell_by_position(&mut self, head: u64) -> bool {
+        match self.heads.get_mut(&head) {
+            Some(h) if h.has_objects && self.by_position.insert(head) => {
+                h.greens.clear();
+                h.keys.clear();
+                true
+            }
+            _ => false,
+        }
     }
 
     /// The key of a passage of `head` in this state, if the greens are known and can be read.
@@ -230,10 +263,10 @@ impl DispatchHeads {
         }
     }
 
-    /// A trace of `head` was too slow. From now on its loops assume less: no operands. False if they do
-    /// not already.
+    /// A trace of `head` was too slow. From now on its loops assume less: no objects that positions come
+    /// from, or no operands. False if they do not already.
     pub fn assume_less(&mut self, head: u64) -> bool {
-        self.plain.insert(head)
+        self.tell_by_position(head) || self.plain.insert(head)
     }
 
     /// Operands of loops of `head`, at these addresses, have changed: they are not assumed again. The
@@ -311,6 +344,8 @@ pub struct GuestLoop {
     /// register n. They tell whether the interpreted program is at the loop's start, also where the
     /// greens are in memory.
     pub telling: u16,
+    /// Is it told by positions alone, whatever objects these come from?
+    pub is_by_position: bool,
     /// Are the operands of the interpreted program assumed, too?
     pub assumes_operands: bool,
     /// The addresses of those that are not, because one had changed.
@@ -372,13 +407,6 @@ fn dispatches_among(steps: &[Step]) -> impl Fn(usize) -> bool {
     move |n| chosen.contains(&n)
 }
 
-/// The greens of a dispatch head: the state at the head from which the targets of the dispatches
-/// in `steps` follow. `gpr` are the registers at the start. The steps must pass the head
-/// twice, because a dispatch often depends on a value that was loaded one dispatch earlier.
-pub(crate) fn find_greens(steps: &[Step], gpr: &[u64; 16]) -> Vec<Green> {
-    slice(steps, gpr, |_| true)
-}
-
 /// Registers that are no greens, but from which targets of dispatches in this loop follow, too: of those in
 /// `stable`, with their values at the head, `gpr`. For example an interpreter's jumps may add to the
 /// start of the program, which no other instruction reads. A word that is loaded without an index is a field
@@ -389,7 +417,8 @@ pub(crate) fn more_registers(
     stable: u16,
     greens: &[Green],
 ) -> Vec<(Gpr, u64)> {
-    let found = slice(steps, gpr, |load| load.ty != Ty::I64 || load.args[1].as_const().is_none());
+    let found =
+        slice(steps, gpr, false, |load| load.ty != Ty::I64 || load.args[1].as_const().is_none());
     let registers = found.into_iter().filter_map(|green| match green {
         Green::Register(g) => Some(g),
         Green::Slot(..) => None,
@@ -401,8 +430,15 @@ pub(crate) fn more_registers(
 }
 
 /// The state at the head, where the registers are `gpr`, from which the targets of the dispatches in `steps`
-/// follow, through the loads that `passes` accepts.
-fn slice(steps: &[Step], gpr: &[u64; 16], passes: fn(&Inst) -> bool) -> Vec<Green> {
+/// follow, through the loads that `passes` accepts. With `by_position`, objects that positions are loaded from
+/// do not belong to it. The steps must pass the head twice, because a dispatch often depends on a value that was
+/// loaded one dispatch earlier.
+fn slice(
+    steps: &[Step],
+    gpr: &[u64; 16],
+    by_position: bool,
+    passes: fn(&Inst) -> bool,
+) -> Vec<Green> {
     let Some(first) = steps.first() else { return Vec::new() };
     let path = Path {
         head: first.block.pc,
@@ -418,17 +454,22 @@ fn slice(steps: &[Step], gpr: &[u64; 16], passes: fn(&Inst) -> bool) -> Vec<Gree
         return Vec::new();
     };
     let is_dispatch = dispatches_among(steps);
-    let targets =
-        jumps.into_iter().filter(|(_, step)| is_dispatch(*step)).map(|(target, _)| target);
+    let targets: Vec<Operand> = jumps
+        .into_iter()
+        .filter(|(_, step)| is_dispatch(*step))
+        .map(|(target, _)| target)
+        .collect();
     let entry = &version.blocks[0];
     let defs = Definitions::new(
         &entry.insts,
         entry.params.iter().copied().zip(version.entry_locs.iter().copied()),
     );
+    let positions = positions_if(by_position, &defs, &targets);
+    let at_head = positions_if(by_position, &defs, &targets[..targets.len().min(1)]);
     let is_frame = |g: Gpr| gpr[g.number()].wrapping_sub(gpr[Gpr::RSP.number()]) < FRAMES;
     let mut greens = Vec::new();
     let mut seen = FxHashSet::default();
-    let mut work: Vec<Operand> = targets.collect();
+    let mut work = targets;
     while let Some(operand) = work.pop() {
         let Operand::Value(v) = operand else { continue };
         if !seen.insert(v) || seen.len() > MAX_SLICE {
@@ -452,10 +493,18 @@ fn slice(steps: &[Step], gpr: &[u64; 16], passes: fn(&Inst) -> bool) -> Vec<Gree
                     work.push(stored);
                     continue;
                 }
+                // The object that a position is loaded from is none itself. What it holds now says where the
+                // program is only if that is the position at the head.
+                let is_loaded = defs.is_loaded_position(v, &positions);
+                if is_loaded && !at_head.contains(&v) {
+                    continue;
+                }
                 if let Some((g, disp)) = defs.slot(inst, &mem) {
                     greens.push(Green::Slot(g, disp, inst.ty));
                 }
-                work.extend_from_slice(&inst.args);
+                if !is_loaded {
+                    work.extend_from_slice(&inst.args);
+                }
             }
             // The condition of a `select` is assumed; it is not part of the position in the
             // interpreted program.
@@ -469,6 +518,10 @@ fn slice(steps: &[Step], gpr: &[u64; 16], passes: fn(&Inst) -> bool) -> Vec<Gree
     });
     greens.dedup();
     if greens.len() > MAX_GREENS { Vec::new() } else { greens }
+}
+
+fn positions_if(wanted: bool, defs: &Definitions<'_>, targets: &[Operand]) -> FxHashSet<Value> {
+    if wanted { positions(defs, targets) } else { FxHashSet::default() }
 }
 
 /// The definitions of the values of straight-line code.
@@ -491,7 +544,7 @@ impl<'v> Definitions<'v> {
         Definitions { insts, at, params: params.collect() }
     }
 
-    fn inst(&self, v: Value) -> Option<&'v Inst> {
+    pub fn inst(&self, v: Value) -> Option<&'v Inst> {
         self.at.get(&v).map(|i| &self.insts[*i])
     }
 
@@ -528,6 +581,17 @@ impl<'v> Definitions<'v> {
         ))
     }
 
+    /// Is this value one of the `positions`, loaded from a field of an object that is none?
+    fn is_loaded_position(&self, v: Value, positions: &FxHashSet<Value>) -> bool {
+        self.inst(v).is_some_and(|inst| {
+            inst.op == Op::Load
+                && inst.ty == Ty::I64
+                && positions.contains(&v)
+                && inst.args[1].as_const().is_some()
+                && root(self, inst.args[0]).is_none_or(|from| !positions.contains(&from))
+        })
+    }
+
     /// What the path has stored last where this load reads, if both addresses are the same register's value at
     /// the start plus the same constant; for example a register that a handler saves on the stack. It is not
     /// looked at whether a store between them may have changed it.
@@ -559,15 +623,16 @@ impl<'v> Definitions<'v> {
     }
 
     /// Does `operand` follow from constants if the values in `found` are assumed? Adds to `found`
-    /// the loads and conditions that must be assumed too. `stable` are the registers that are the
-    /// same at each passage of the head. Visits at most `budget` values, which it counts down.
+    /// the loads and conditions that must be assumed too; of `positions` that are loaded, the values. `stable`
+    /// are the registers that are the same at each passage of the head. Visits at most `budget` values, which it counts down.
     fn follows(
         &self,
         operand: Operand,
-        stable: u16,
+        (stable, positions): (u16, &FxHashSet<Value>),
         found: &mut FxHashSet<Value>,
         budget: &mut usize,
     ) -> bool {
+        let given = (stable, positions);
         let Operand::Value(v) = operand else { return true };
         if found.contains(&v) {
             return true;
@@ -585,7 +650,8 @@ impl<'v> Definitions<'v> {
                     self.slot(inst, &mem).is_some_and(|(g, _)| stable & 1 << g.number() != 0);
                 let known = slot
                     || mem.seg.is_none()
-                        && inst.args.iter().all(|a| self.follows(*a, stable, found, budget));
+                        && (self.is_loaded_position(v, positions)
+                            || inst.args.iter().all(|a| self.follows(*a, given, found, budget)));
                 if known {
                     found.insert(v);
                 }
@@ -595,14 +661,14 @@ impl<'v> Definitions<'v> {
                 // If the condition does not follow from constants, the condition itself is assumed.
                 // Both choices must follow.
                 let mut with_condition = found.clone();
-                if !self.follows(inst.args[0], stable, &mut with_condition, budget) {
+                if !self.follows(inst.args[0], given, &mut with_condition, budget) {
                     with_condition.clone_from(found);
                     with_condition.extend(inst.args[0].as_value());
                 }
                 *found = with_condition;
-                inst.args[1..].iter().all(|a| self.follows(*a, stable, found, budget))
+                inst.args[1..].iter().all(|a| self.follows(*a, given, found, budget))
             }
-            _ => inst.args.iter().all(|a| self.follows(*a, stable, found, budget)),
+            _ => inst.args.iter().all(|a| self.follows(*a, given, found, budget)),
         }
     }
 }
@@ -656,13 +722,14 @@ pub(crate) fn promote_operands(
 pub(crate) fn promotions(
     defs: &Definitions<'_>,
     jumps: &[Operand],
-    stable: u16,
+    guest: &GuestLoop,
 ) -> FxHashSet<Value> {
+    let positions = positions_if(guest.is_by_position, defs, jumps);
     let mut all = FxHashSet::default();
     for jump in jumps {
         let mut found = all.clone();
         let mut budget = MAX_SLICE;
-        if defs.follows(*jump, stable, &mut found, &mut budget) {
+        if defs.follows(*jump, (guest.stable, &positions), &mut found, &mut budget) {
             all = found;
         }
     }

@@ -43,6 +43,7 @@ pub mod heads;
 mod iterations;
 pub mod placement;
 pub mod policy;
+mod positions;
 pub mod race;
 mod recorder;
 pub mod selector;

@@ -503,6 +503,7 @@ impl Recorder {
                 registers,
                 stable,
                 telling,
+                is_by_position: heads.is_by_position(head),
                 assumes_operands,
                 undone: heads.undone(head),
                 dispatch,
@@ -545,11 +546,9 @@ impl Recorder {
             search.dispatched.get_or_insert((self.steps.len(), step.block.pc));
             if search.passages.len() > 1 && heads.greens(search.head).is_empty() {
                 let first = &search.passages[0];
-                let greens = guests::find_greens(&self.steps[first.steps..], &first.gpr);
-                if greens.is_empty() {
+                if !heads.find_greens(search.head, &self.steps[first.steps..], &first.gpr) {
                     return self.search_failed(heads);
                 }
-                heads.set_greens(search.head, greens);
             }
         }
         if self.instructions > SEARCH_LIMIT {

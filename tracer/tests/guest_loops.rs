@@ -2,17 +2,19 @@
 //! program.
 
 use dynasour_guest::lift::{Bytes, LiftedBlock, MAX_BLOCK, lift_block};
+use dynasour_ir::eval::check::{Checked, Code, Limits, check};
 use dynasour_ir::eval::{Leave, Machine, ModelMachine, NoHooks, State, run};
 use dynasour_ir::opt::{OptOptions, optimise};
 use dynasour_ir::predict::Registers;
 use dynasour_ir::verify::assert_valid;
-use dynasour_ir::{Context, Op};
+use dynasour_ir::{Context, Op, Term, Version};
 use dynasour_tracer::{
     DefaultPolicy, DispatchHeads, EndReason, HeadKind, Path, Recorder, Recording, Surroundings,
     TargetKind, TraceShape, build,
 };
 use iced_x86::code_asm::*;
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 const CODE: u64 = 0x40_0000;
@@ -22,7 +24,8 @@ const STACK: u64 = 0x7f_0000;
 
 /// An interpreter: rbx is its program counter, rdi its accumulator, rsi a count. Opcodes: 0 adds 3,
 /// 1 doubles, 2 goes back to the start of the program while the count lasts, 3 leaves, 4 adds the byte
-/// behind it, 5 goes to the place whose distance from r8, the start of the program, is behind it.
+/// behind it, 5 goes to the place whose distance from r8, the start of the program, is behind it, 6 returns:
+/// goes to the place in the frame r9, and swaps the frames r9 and r10.
 struct Interpreter {
     bytes: Vec<u8>,
     head: u64,
@@ -32,8 +35,16 @@ struct Interpreter {
 impl Interpreter {
     fn new(program: &[u8]) -> Interpreter {
         let mut a = CodeAssembler::new(64).unwrap();
-        let [mut head, mut add_three, mut double, mut again, mut leave, mut add, mut jump] =
-            std::array::from_fn(|_| a.create_label());
+        let [
+            mut head,
+            mut add_three,
+            mut double,
+            mut again,
+            mut leave,
+            mut add,
+            mut jump,
+            mut back,
+        ] = std::array::from_fn(|_| a.create_label());
         (|| {
             a.set_label(&mut head)?;
             a.movzx(eax, byte_ptr(rbx))?;
@@ -59,6 +70,10 @@ impl Interpreter {
             a.movzx(eax, byte_ptr(rbx))?;
             a.lea(rbx, qword_ptr(r8 + rax))?;
             a.jmp(head)?;
+            a.set_label(&mut back)?;
+            a.mov(rbx, qword_ptr(r9 + 8))?;
+            a.xchg(r9, r10)?;
+            a.jmp(head)?;
             a.set_label(&mut leave)?;
             a.syscall()
         })()
@@ -70,7 +85,9 @@ impl Interpreter {
         machine.map(PROGRAM, 0x4000);
         machine.map(STACK - 0x1000, 0x2000);
         machine.write(PROGRAM, program);
-        for (i, l) in [&add_three, &double, &again, &leave, &add, &jump].into_iter().enumerate() {
+        for (i, l) in
+            [&add_three, &double, &again, &leave, &add, &jump, &back].into_iter().enumerate()
+        {
             machine.write(TABLE + 8 * i as u64, &at(l).to_le_bytes());
         }
         let head = at(&head);
@@ -211,6 +228,81 @@ fn operands_are_assumed_until_that_does_not_pay() {
     assert!(heads.assume_less(head));
     assert_eq!(added(&mut heads), [false, false]);
     assert!(!heads.assume_less(head), "it does already");
+}
+
+/// A function of the interpreted program returns to two places, by turns. Told by frames, the loop has both
+/// returns; told by positions alone it has one, and a trace of both iterations parts where it returns to.
+#[test]
+fn iterations_part_at_the_position_that_they_return_to() {
+    // 0: add 4, return; 8: add 3, jump 0; 16: double, jump 0.
+    let mut program = [3; 24];
+    program[..3].copy_from_slice(&[4, 4, 6]);
+    program[8..11].copy_from_slice(&[0, 5, 0]);
+    program[16..19].copy_from_slice(&[1, 5, 0]);
+    let mut interpreter = Interpreter::new(&program);
+    let (frames, head) = ([PROGRAM + 0x100, PROGRAM + 0x200], interpreter.head);
+    for (frame, place) in frames.into_iter().zip([PROGRAM + 8, PROGRAM + 16]) {
+        interpreter.machine.write(frame + 8, &place.to_le_bytes());
+    }
+    let mut state = state();
+    (state.gpr[9], state.gpr[10]) = (frames[0], frames[1]);
+    let mut heads = DispatchHeads::new(true, true);
+    let (path, end) = interpreter.record(&mut state.clone(), &mut heads).unwrap();
+    assert_eq!((end, path.steps.len()), (EndReason::GuestLoop, 16));
+    assert!(heads.tell_by_position(head));
+    let mut paths = Vec::new();
+    for order in [[0, 1], [1, 0]] {
+        (state.gpr[9], state.gpr[10]) = (frames[order[0]], frames[order[1]]);
+        let (path, end) = interpreter.record(&mut state.clone(), &mut heads).unwrap();
+        assert_eq!((end, path.steps.len()), (EndReason::GuestLoop, 8));
+        assert!(path.guest.as_ref().unwrap().is_by_position);
+        heads.postpone(head);
+        paths.push(path);
+    }
+    assert!(!heads.tell_by_position(head), "it is already");
+    let mut path = paths.remove(0);
+    path.others = vec![paths.remove(0).steps];
+    let mut version =
+        build::build(&path, "t1", Context::default(), &DefaultPolicy::default()).unwrap().version;
+    assert_valid(&version);
+    let parts = |version: &Version| {
+        let branches = version.blocks.iter().filter(|b| matches!(b.term, Term::Branch { .. }));
+        branches.count()
+    };
+    assert_eq!(parts(&version), 1, "{version}");
+    optimise(&mut version, &OptOptions::default());
+    assert_valid(&version);
+    assert_eq!(parts(&version), 1, "{version}");
+    let (machine, mut program) = (interpreter.machine.clone(), Blocks::of(&interpreter));
+    for order in [[0, 1], [1, 0], [0, 0]] {
+        (state.gpr[9], state.gpr[10]) = (frames[order[0]], frames[order[1]]);
+        match check(&mut program, &version, &state, &machine, Limits::default()) {
+            Ok(Checked::Compared { evaluations, .. }) => assert!(evaluations > 0),
+            Ok(Checked::ContextFails) => panic!("nothing was checked"),
+            Err(mismatch) => panic!("{order:?}: {mismatch}\n{version}"),
+        }
+    }
+}
+
+/// The interpreter's code, block by block.
+struct Blocks {
+    bytes: Vec<u8>,
+    known: HashMap<u64, LiftedBlock>,
+}
+
+impl Blocks {
+    fn of(interpreter: &Interpreter) -> Blocks {
+        Blocks { bytes: interpreter.bytes.clone(), known: HashMap::new() }
+    }
+}
+
+impl Code for Blocks {
+    fn block(&mut self, pc: u64) -> Option<&Version> {
+        let inside = (CODE..CODE + self.bytes.len() as u64).contains(&pc);
+        let code = Bytes { start: CODE, bytes: &self.bytes };
+        let block = || lift_block(pc, &code, MAX_BLOCK);
+        inside.then(|| &self.known.entry(pc).or_insert_with(block).version)
+    }
 }
 
 #[test]

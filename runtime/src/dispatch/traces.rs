@@ -176,6 +176,10 @@ impl Dispatcher {
             Failure::Refused(AbortReason::TooDear) => true,
             // Perhaps an operand changes in the loop. The next trace of the head assumes none.
             Failure::Refused(AbortReason::Inconsistent) => dispatch.assume_less(head),
+            // Perhaps it holds for one object only that the position comes from.
+            Failure::Refused(AbortReason::NoGain | AbortReason::LeavesEarly) => {
+                dispatch.tell_by_position(head)
+            }
             _ => false,
         };
         match may_come_later {
@@ -456,6 +460,10 @@ impl Dispatcher {
                 Place::Register(g) => traces.heads.undo(undone.head, g),
                 Place::Memory { address, .. } => addresses.push(address),
             }
+        }
+        if !addresses.is_empty() {
+            // Perhaps the loop is in another object now that the position comes from.
+            traces.dispatch.tell_by_position(undone.head);
         }
         traces.dispatch.undo(undone.head, &undone.keys, addresses);
         if undone.were_all {

@@ -25,6 +25,8 @@ macro_rules! for_each_guest {
             signals_in_calls: "signals_in_calls.c",
             interpreted_loops: "interpreted_loops.c",
             interpreted_loops_unoptimised: "interpreted_loops.c" .args(&["800"]) .flags(&["-O0"]),
+            interpreted_calls: "interpreted_calls.c",
+            interpreted_calls_long: "interpreted_calls.c" .args(&["26"]) .flags(&["-O1"]),
             bytecode: "bytecode.c",
             bytecode_unoptimised: "bytecode.c" .args(&["150"]) .flags(&["-O0"]),
             deep_recursion: "deep_recursion.c",

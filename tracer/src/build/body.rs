@@ -68,6 +68,53 @@ pub(super) struct Place {
     effect_since_start: bool,
 }
 
+/// A step's block of which the first instructions are translated.
+#[derive(Clone)]
+pub(super) struct Partial {
+    /// The operands that its values became.
+    map: Vec<Option<Operand>>,
+    /// The number of the instruction that comes next.
+    pub next: usize,
+}
+
+impl Partial {
+    /// None of its instructions is translated.
+    pub fn of(step: &Step) -> Partial {
+        Partial { map: vec![None; step.block.version.types.len()], next: 0 }
+    }
+
+    /// The result of the instruction of this number is `value`.
+    pub fn set_result(&mut self, step: &Step, index: usize, value: u64) {
+        if let Some(def) = base_insts(step)[index].def() {
+            self.map[def.index()] = Some(Operand::Const(value));
+        }
+    }
+
+    /// The end of the block in terms of the trace, if all its instructions are translated.
+    pub fn end(&self, step: &Step) -> GuestTerm {
+        let Term::Guest(term) = &step.block.version.blocks[0].term else {
+            unreachable!("base blocks end in guest control flow")
+        };
+        let mut term = term.clone();
+        match &mut term {
+            GuestTerm::Goto(o)
+            | GuestTerm::Ret(o)
+            | GuestTerm::Branch { cond: o, .. }
+            | GuestTerm::Call { target: o, .. } => *o = translate(&self.map, *o),
+            GuestTerm::Syscall { .. } | GuestTerm::Special { .. } | GuestTerm::Trap { .. } => {}
+        }
+        term
+    }
+}
+
+/// The operand that one of a base block became.
+fn translate(map: &[Option<Operand>], o: Operand) -> Operand {
+    match o {
+        Operand::Const(_) => o,
+        Operand::Value(v) => map[v.index()].expect("a base block defines before it uses"),
+    }
+}
+
 impl<'v, 'w> Body<'v, 'w> {
     /// An empty body that begins in `state`.
     pub fn new(
@@ -221,22 +268,29 @@ impl<'v, 'w> Body<'v, 'w> {
     /// Translates the block of one step. Returns the exit's anchor if the trace ends with the
     /// block.
     pub fn block(&mut self, step: &Step, ends: bool) -> Result<Option<AnchorId>, BuildError> {
-        let term = self.instructions(step)?;
-        self.terminator(&term, step.next, ends)
+        let mut part = Partial::of(step);
+        self.instructions_until(step, &mut part, None)?;
+        self.terminator(&part.end(step), step.next, ends)
     }
 
-    /// Translates the instructions of a step's block. Returns its end in terms of the trace.
-    pub fn instructions(&mut self, step: &Step) -> Result<GuestTerm, BuildError> {
-        if let Some(bytes) = &step.block.checked {
+    /// Translates the next instructions of a step's block, up to the one of this number and without assuming
+    /// its result; or all of them.
+    pub fn instructions_until(
+        &mut self,
+        step: &Step,
+        part: &mut Partial,
+        last: Option<usize>,
+    ) -> Result<(), BuildError> {
+        if part.next == 0
+            && let Some(bytes) = &step.block.checked
+        {
             self.check_code(step.block.pc, bytes)?;
         }
         let base = &step.block.version;
-        let mut map: Vec<Option<Operand>> = vec![None; base.types.len()];
-        let translate = |map: &[Option<Operand>], o: Operand| match o {
-            Operand::Const(_) => o,
-            Operand::Value(v) => map[v.index()].expect("a base block defines before it uses"),
-        };
-        for (index, inst) in base_insts(step).iter().enumerate() {
+        let insts = base_insts(step);
+        let end = last.map_or(insts.len(), |last| last + 1);
+        let map = &mut part.map;
+        for (index, inst) in insts.iter().enumerate().take(end).skip(part.next) {
             match inst.op {
                 Op::At => {
                     self.begin(inst.args[0].as_const().expect("at names a constant pc"));
@@ -249,29 +303,67 @@ impl<'v, 'w> Body<'v, 'w> {
                 Op::Put(loc) => {
                     let index =
                         loc.ssa_index().ok_or(BuildError(AbortReason::UnsupportedLocation))?;
-                    self.state[index] = translate(&map, inst.args[0]);
+                    self.state[index] = translate(map, inst.args[0]);
                 }
                 _ => {
-                    self.instruction(base, inst, &mut map, translate)?;
+                    self.instruction(base, inst, map, translate)?;
                     if let Some(observed) = &step.observed {
                         self.note_results(inst, observed);
-                        self.promote(inst, index, observed, &mut map)?;
+                        if last != Some(index) {
+                            self.promote(inst, index, observed, map)?;
+                        }
                     }
                 }
             }
         }
-        let Term::Guest(term) = &base.blocks[0].term else {
-            unreachable!("base blocks end in guest control flow")
-        };
-        let mut term = term.clone();
-        match &mut term {
-            GuestTerm::Goto(o)
-            | GuestTerm::Ret(o)
-            | GuestTerm::Branch { cond: o, .. }
-            | GuestTerm::Call { target: o, .. } => *o = translate(&map, *o),
-            GuestTerm::Syscall { .. } | GuestTerm::Special { .. } | GuestTerm::Trap { .. } => {}
+        part.next = end;
+        Ok(())
+    }
+
+    /// Assumes the observed result of the instruction of this number, which was translated last.
+    pub fn promote_last(
+        &mut self,
+        step: &Step,
+        part: &mut Partial,
+        index: usize,
+    ) -> Result<(), BuildError> {
+        match &step.observed {
+            Some(observed) => {
+                self.promote(&base_insts(step)[index], index, observed, &mut part.map)
+            }
+            None => Ok(()),
         }
-        Ok(term)
+    }
+
+    /// Is the result of this instruction of the current step assumed?
+    pub fn is_promoted(&self, index: usize) -> bool {
+        self.promoted.contains(&(self.step_index, index))
+    }
+
+    /// A condition that tells whether the result of the instruction of this number, which was translated last,
+    /// is `value`.
+    pub fn is_result(
+        &mut self,
+        step: &Step,
+        part: &Partial,
+        index: usize,
+        value: u64,
+    ) -> Result<Operand, BuildError> {
+        let def = base_insts(step)[index].def();
+        match def.and_then(|def| part.map[def.index()]) {
+            Some(Operand::Value(v)) if !self.effect_since_start => Ok(self.is_value(v, value)),
+            // It follows from what was assumed before, or no iteration could be left here.
+            _ => Err(BuildError(AbortReason::Inconsistent)),
+        }
+    }
+
+    /// A condition that tells whether an integer is `value`.
+    fn is_value(&mut self, v: Value, value: u64) -> Operand {
+        match (self.builder.version.ty(v), value & 1) {
+            (Ty::I1, 1) => v.into(),
+            (Ty::I1, _) => self.negate(v.into()),
+            (ty, _) => self.builder.binary(Op::Eq, ty, v.into(), Operand::Const(value)),
+        }
     }
 
     /// Where the translation is.
@@ -325,15 +417,11 @@ impl<'v, 'w> Body<'v, 'w> {
         }
         let origin = (self.step_index, index);
         self.origins.push((v, origin));
-        if self.promoted.contains(&origin) {
+        if self.is_promoted(index) {
             // If the instruction has had an effect already, there is no anchor here and nothing is
             // assumed.
             let Ok(anchor) = self.anchor_in_reach() else { return Ok(()) };
-            let holds = match (ty, value & 1) {
-                (Ty::I1, 1) => v.into(),
-                (Ty::I1, _) => self.negate(v.into()),
-                _ => self.builder.binary(Op::Eq, ty, v.into(), Operand::Const(value)),
-            };
+            let holds = self.is_value(v, value);
             let is_load = inst.op == Op::Load;
             let kind = if is_load { OriginKind::Memory } else { OriginKind::Value };
             self.assume(kind, holds, anchor);
@@ -427,7 +515,7 @@ impl<'v, 'w> Body<'v, 'w> {
     /// Translates the end of a block, after which the guest went to `next`. If the trace `ends`
     /// here, the result is the exit's anchor; otherwise the recorded direction or target is
     /// assumed.
-    fn terminator(
+    pub fn terminator(
         &mut self,
         term: &GuestTerm,
         next: u64,

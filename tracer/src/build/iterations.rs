@@ -13,13 +13,15 @@
 //! ```
 //!
 //! An iteration that parts at a direct branch needs no guard there. One that parts at an indirect jump
-//! assumes its own target behind the branch.
+//! assumes its own target behind the branch. Iterations of an interpreted program's loop also part where a
+//! value is promoted that was not the same in them, such as the place to which a function returns: the
+//! trace branches by the value, and each way knows its own.
 //!
 //! Data: [`Iterations`], the paths of one build. Invariant: as for a single path ([`super`]). Behind a
 //! branch no anchor of before it is used, so that each block of the tree has its own anchors.
 
-use super::body::{Body, target_kind};
-use super::{BuildError, Path, Step, instructions, written_operands};
+use super::body::{Body, Partial, Place, target_kind};
+use super::{BuildError, Path, Step, base_insts, instructions, written_operands};
 use crate::recorder::AbortReason;
 use dynasour_ir::{Block, BlockId, Edge, Gpr, GuestTerm, Op, Operand, Term, Ty, Value};
 
@@ -54,11 +56,22 @@ impl<'p> Iterations<'p> {
         self.steps[iteration].get(n).map(|step| step.next)
     }
 
+    /// What the instruction of this number in the n-th step of an iteration was observed to compute.
+    fn result(&self, iteration: usize, n: usize, index: usize) -> Option<u64> {
+        result(self.steps[iteration].get(n)?, index)
+    }
+
     /// Divides a group of iterations by where the n-th step of the first goes.
     fn divide(&self, group: &[usize], n: usize) -> (Vec<usize>, Vec<usize>) {
         let next = self.next(group[0], n);
         group.iter().partition(|iteration| self.next(**iteration, n) == next)
     }
+}
+
+/// What the instruction of this number was observed to compute.
+pub(super) fn result(step: &Step, index: usize) -> Option<u64> {
+    let def = base_insts(step).get(index)?.def()?;
+    *step.observed.as_ref()?.get(def.index())?
 }
 
 /// The number of the step at which two iterations part; none if one is the beginning of the other.
@@ -78,6 +91,15 @@ pub(super) fn extra_instructions(path: &Path) -> u64 {
     extra
 }
 
+fn edge(to: usize) -> Edge {
+    Edge { to: BlockId(to as u32), args: Vec::new() }
+}
+
+/// A branch whose other way is not known yet.
+fn branch(cond: Operand, then: usize) -> Term {
+    Term::Branch { cond, then: edge(then), otherwise: edge(then) }
+}
+
 impl Body<'_, '_> {
     /// Translates all iterations, from the loop's head on, whose block has these parameters.
     pub fn iterations(
@@ -86,32 +108,91 @@ impl Body<'_, '_> {
         iterations: &Iterations<'_>,
     ) -> Result<(), BuildError> {
         let all: Vec<usize> = (0..iterations.steps.len()).collect();
-        self.grow(params, iterations, &all, 0)
+        self.grow(params, iterations, &all, 0, None)
     }
 
-    /// Translates a group of iterations that have not parted, from the n-th step on.
+    /// Translates a group of iterations that have not parted, from the n-th step on, of which a part may be
+    /// translated already.
     fn grow(
         &mut self,
         params: Vec<Value>,
         iterations: &Iterations<'_>,
         group: &[usize],
         n: usize,
+        mut begun: Option<Partial>,
     ) -> Result<(), BuildError> {
         let main = group[0];
         for (n, step) in iterations.steps[main].iter().enumerate().skip(n) {
             self.step_index = iterations.first[main] + n;
+            let mut part = begun.take().unwrap_or_else(|| Partial::of(step));
+            if let Some(index) = self.differs(iterations, group, n, part.next) {
+                self.instructions_until(step, &mut part, Some(index))?;
+                return self.part_by_value(params, iterations, group, n, (part, index));
+            }
+            self.instructions_until(step, &mut part, None)?;
+            let term = part.end(step);
             let (same, others) = iterations.divide(group, n);
             if others.is_empty() {
-                self.block(step, false)?;
+                self.terminator(&term, step.next, false)?;
                 continue;
             }
-            let term = self.instructions(step)?;
             return self.part(params, iterations, &term, (&same, &others), n);
         }
         self.assume_greens(iterations.head, iterations.greens)?;
         let args = written_operands(self.written, &self.state);
         self.finish(params, Term::Jump { to: BlockId(1), args });
         Ok(())
+    }
+
+    /// The first instruction of the n-th step, from number `from` on, whose result is promoted and was not the
+    /// same in all iterations of the group.
+    fn differs(
+        &self,
+        iterations: &Iterations<'_>,
+        group: &[usize],
+        n: usize,
+        from: usize,
+    ) -> Option<usize> {
+        let step = iterations.steps[group[0]].get(n).filter(|_| group.len() > 1)?;
+        (from..base_insts(step).len()).find(|&index| {
+            self.is_promoted(index) && {
+                let mut results = group.iter().filter_map(|&i| iterations.result(i, n, index));
+                let first = results.next();
+                results.any(|result| Some(result) != first)
+            }
+        })
+    }
+
+    /// Iterations part within the n-th step: by the result of the instruction of this number, which was
+    /// translated last.
+    fn part_by_value(
+        &mut self,
+        params: Vec<Value>,
+        iterations: &Iterations<'_>,
+        group: &[usize],
+        n: usize,
+        (mut part, index): (Partial, usize),
+    ) -> Result<(), BuildError> {
+        let main = group[0];
+        let step = &iterations.steps[main][n];
+        self.step_index = iterations.first[main] + n;
+        let value = group.iter().find_map(|&i| iterations.result(i, n, index));
+        let (same, others): (Vec<usize>, Vec<usize>) = group
+            .iter()
+            .partition(|&&i| iterations.result(i, n, index).is_none_or(|r| Some(r) == value));
+        let Some(value) = value.filter(|_| !others.is_empty()) else {
+            self.promote_last(step, &mut part, index)?;
+            return self.grow(params, iterations, group, n, Some(part));
+        };
+        let cond = self.is_result(step, &part, index, value)?;
+        let this = self.builder.version.blocks.len();
+        self.finish(params, branch(cond, this + 1));
+        let before = self.place();
+        let mut known = part.clone();
+        known.set_result(step, index, value);
+        self.grow(Vec::new(), iterations, &same, n, Some(known))?;
+        self.go_otherwise(this, before);
+        self.part_by_value(Vec::new(), iterations, &others, n, (part, index))
     }
 
     /// The iterations part behind the n-th step, which ends in `term`.
@@ -144,15 +225,10 @@ impl Body<'_, '_> {
             return Err(inconsistent);
         }
         let this = self.builder.version.blocks.len();
-        let edge = |to: usize| Edge { to: BlockId(to as u32), args: Vec::new() };
-        self.finish(params, Term::Branch { cond, then: edge(this + 1), otherwise: edge(this + 1) });
+        self.finish(params, branch(cond, this + 1));
         let before = self.place();
-        self.grow(Vec::new(), iterations, same, n + 1)?;
-        let second = edge(self.builder.version.blocks.len());
-        if let Term::Branch { otherwise, .. } = &mut self.builder.version.blocks[this].term {
-            *otherwise = second;
-        }
-        self.go_to(before);
+        self.grow(Vec::new(), iterations, same, n + 1, None)?;
+        self.go_otherwise(this, before);
         let (same, others) = iterations.divide(others, n);
         if !others.is_empty() {
             return self.part(Vec::new(), iterations, term, (&same, &others), n);
@@ -162,7 +238,17 @@ impl Body<'_, '_> {
         if let Some(target) = target {
             self.assume_target(target_kind(term), target, next);
         }
-        self.grow(Vec::new(), iterations, &same, n + 1)
+        self.grow(Vec::new(), iterations, &same, n + 1, None)
+    }
+
+    /// The translation goes on where the branch at the end of block `this` goes otherwise, in the state
+    /// `before`.
+    fn go_otherwise(&mut self, this: usize, before: Place) {
+        let second = edge(self.builder.version.blocks.len());
+        if let Term::Branch { otherwise, .. } = &mut self.builder.version.blocks[this].term {
+            *otherwise = second;
+        }
+        self.go_to(before);
     }
 
     /// Ends the block that is being made.
