@@ -282,7 +282,8 @@ fn promoted(
     };
     let jumps: Vec<Operand> =
         notes.jumps.iter().filter(|j| is_dispatch(&path.steps[j.1])).map(|j| j.0).collect();
-    let mut promoted = guests::promotions(&defs, &jumps, guest);
+    let positions = guests::positions_if(guest.is_by_position, &defs, &jumps);
+    let mut promoted = guests::promotions(&defs, &jumps, &positions, guest.stable);
     let origin_of = |v: &Value| notes.origins.iter().find(|(w, _)| w == v).map(|(_, at)| *at);
     let keys: Origins = promoted.iter().filter_map(origin_of).collect();
     let mut operands = BTreeMap::new();
@@ -295,7 +296,7 @@ fn promoted(
                     .next_back()
                     .is_some_and(|(at, len)| at + len > address)
         };
-        for load in guests::promote_operands(&defs, &loads, may_change, &mut promoted) {
+        for load in guests::promote_operands(&defs, &positions, &loads, may_change, &mut promoted) {
             let place = Place::Memory { address: load.address, ty: load.ty };
             let assumption = Assumption { place, value: load.observed };
             operands.extend(origin_of(&load.value).map(|at| (at, assumption)));

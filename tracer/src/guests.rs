@@ -520,7 +520,12 @@ fn slice(
     if greens.len() > MAX_GREENS { Vec::new() } else { greens }
 }
 
-fn positions_if(wanted: bool, defs: &Definitions<'_>, targets: &[Operand]) -> FxHashSet<Value> {
+/// The positions from which these jumps are fetched, if they are wanted.
+pub(crate) fn positions_if(
+    wanted: bool,
+    defs: &Definitions<'_>,
+    targets: &[Operand],
+) -> FxHashSet<Value> {
     if wanted { positions(defs, targets) } else { FxHashSet::default() }
 }
 
@@ -685,16 +690,20 @@ pub(crate) struct ObservedLoad {
 
 /// Adds to the `promoted` values the operands of the interpreted program: the loads, in the order of
 /// the path, whose addresses follow from constants and lie near those of promoted loads, but not those
-/// that `may_change`, by address. Returns the loads added.
+/// that `may_change`, by address. A position that was loaded from an object is not near its operands. Returns
+/// the loads added.
 pub(crate) fn promote_operands(
     defs: &Definitions<'_>,
+    positions: &FxHashSet<Value>,
     loads: &[ObservedLoad],
     may_change: impl Fn(u64) -> bool,
     promoted: &mut FxHashSet<Value>,
 ) -> Vec<ObservedLoad> {
     let mut added = Vec::new();
-    let mut near: BTreeSet<u64> =
-        loads.iter().filter(|load| promoted.contains(&load.value)).map(|l| l.address).collect();
+    let is_near = |load: &&ObservedLoad| {
+        promoted.contains(&load.value) && !defs.is_loaded_position(load.value, positions)
+    };
+    let mut near: BTreeSet<u64> = loads.iter().filter(is_near).map(|l| l.address).collect();
     for load in loads {
         let around = load.address.saturating_sub(NEAR)..=load.address.saturating_add(NEAR);
         if promoted.contains(&load.value)
@@ -717,19 +726,19 @@ pub(crate) fn promote_operands(
     added
 }
 
-/// The values that must be assumed so that the targets of `jumps` are constants. A jump whose
+/// The values that must be assumed so that the targets of `jumps`, with these `positions`, are constants. A jump whose
 /// target cannot be made constant is left out.
 pub(crate) fn promotions(
     defs: &Definitions<'_>,
     jumps: &[Operand],
-    guest: &GuestLoop,
+    positions: &FxHashSet<Value>,
+    stable: u16,
 ) -> FxHashSet<Value> {
-    let positions = positions_if(guest.is_by_position, defs, jumps);
     let mut all = FxHashSet::default();
     for jump in jumps {
         let mut found = all.clone();
         let mut budget = MAX_SLICE;
-        if defs.follows(*jump, (guest.stable, &positions), &mut found, &mut budget) {
+        if defs.follows(*jump, (stable, positions), &mut found, &mut budget) {
             all = found;
         }
     }
