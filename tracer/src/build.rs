@@ -247,7 +247,7 @@ fn promoted_by_iterations(
     let iterations: Vec<&[Step]> = Iterations::of(path).all().map(|(steps, _)| steps).collect();
     let (mut kept, mut all) = (Vec::new(), Vec::new());
     for (n, steps) in iterations.iter().enumerate() {
-        match promoted(&path.with_steps(steps), guest, context, policy) {
+        match promoted_alone(&path.with_steps(steps), guest, context, policy) {
             Ok(promoted) => {
                 kept.push(n);
                 all.push(promoted);
@@ -266,7 +266,7 @@ fn promoted_by_iterations(
 }
 
 /// What a path without other iterations assumes, which is a loop of an interpreted program.
-fn promoted(
+fn promoted_alone(
     path: &Path,
     guest: &GuestLoop,
     context: &Context,

@@ -1,6 +1,6 @@
 //! What the iterations of an interpreted program's loop assume of the values that they compute.
 //!
-//! Each iteration is looked at by itself first ([`super::promoted`]). Where several still go the same way, they
+//! Each iteration is looked at by itself first ([`super::promoted_alone`]). Where several still go the same way, they
 //! have to agree:
 //!
 //! ```text
