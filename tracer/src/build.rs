@@ -44,8 +44,9 @@ mod iterations;
 mod promoted;
 
 use crate::assumptions::{Assumption, Place};
+use crate::definitions::Definitions;
 use crate::entry_guards::speculate_registers;
-use crate::guests::{self, Definitions, GuestLoop, ObservedLoad};
+use crate::guests::{self, GuestLoop, ObservedLoad};
 use crate::policy::SpeculationPolicy;
 use crate::recorder::{AbortReason, Transfer};
 use crate::survival::Runs;

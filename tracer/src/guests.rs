@@ -25,12 +25,13 @@
 //! [`crate::TraceSelector`]; the recorder and the runtime call it on that thread, without a lock.
 
 use crate::build::{self, Path, Step, TraceShape};
+use crate::definitions::Definitions;
 use crate::policy::DefaultPolicy;
-use crate::positions::{positions, root};
+use crate::positions::positions;
 use crate::recorder::Transfer;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::predict::Surroundings;
-use dynasour_ir::{Gpr, GuestTerm, Inst, Loc, Mem, Op, Operand, Term, Ty, Value};
+use dynasour_ir::{Gpr, GuestTerm, Inst, Loc, Op, Operand, Term, Ty, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeSet;
 
@@ -527,155 +528,6 @@ pub(crate) fn positions_if(
     targets: &[Operand],
 ) -> FxHashSet<Value> {
     if wanted { positions(defs, targets) } else { FxHashSet::default() }
-}
-
-/// The definitions of the values of straight-line code.
-pub(crate) struct Definitions<'v> {
-    insts: &'v [Inst],
-    /// For each value the index of the instruction that defines it.
-    at: FxHashMap<Value, usize>,
-    /// The values that exist at the start, with their locations.
-    params: FxHashMap<Value, Loc>,
-}
-
-impl<'v> Definitions<'v> {
-    /// For instructions that start with these values in these locations.
-    pub fn new(insts: &'v [Inst], params: impl Iterator<Item = (Value, Loc)>) -> Self {
-        let at = insts
-            .iter()
-            .enumerate()
-            .flat_map(|(i, inst)| inst.defs.iter().map(move |d| (*d, i)))
-            .collect();
-        Definitions { insts, at, params: params.collect() }
-    }
-
-    pub fn inst(&self, v: Value) -> Option<&'v Inst> {
-        self.at.get(&v).map(|i| &self.insts[*i])
-    }
-
-    fn param(&self, v: Value) -> Option<Loc> {
-        self.params.get(&v).copied()
-    }
-
-    /// An operand that is a register's value at the start plus a constant.
-    fn based(&self, operand: Operand) -> Option<(Gpr, i64)> {
-        let v = operand.as_value()?;
-        if let Some(loc) = self.param(v) {
-            return if let Loc::Gpr(g) = loc { Some((g, 0)) } else { None };
-        }
-        let inst = self.inst(v).filter(|i| i.ty == Ty::I64)?;
-        let c = inst.args.get(1)?.as_const()? as i64;
-        let (g, d) = self.based(inst.args[0])?;
-        match inst.op {
-            Op::Add => Some((g, d.wrapping_add(c))),
-            Op::Sub => Some((g, d.wrapping_sub(c))),
-            _ => None,
-        }
-    }
-
-    /// The address of a load, if it is a register's value at the start plus a constant.
-    fn slot(&self, inst: &Inst, mem: &Mem) -> Option<(Gpr, i64)> {
-        let index = inst.args[1].as_const()?;
-        if mem.seg.is_some() {
-            return None;
-        }
-        let (g, d) = self.based(inst.args[0])?;
-        Some((
-            g,
-            d.wrapping_add(mem.disp).wrapping_add(index.wrapping_mul(u64::from(mem.scale)) as i64),
-        ))
-    }
-
-    /// Is this value one of the `positions`, loaded from a field of an object that is none?
-    fn is_loaded_position(&self, v: Value, positions: &FxHashSet<Value>) -> bool {
-        self.inst(v).is_some_and(|inst| {
-            inst.op == Op::Load
-                && inst.ty == Ty::I64
-                && positions.contains(&v)
-                && inst.args[1].as_const().is_some()
-                && root(self, inst.args[0]).is_none_or(|from| !positions.contains(&from))
-        })
-    }
-
-    /// What the path has stored last where this load reads, if both addresses are the same register's value at
-    /// the start plus the same constant; for example a register that a handler saves on the stack. It is not
-    /// looked at whether a store between them may have changed it.
-    fn stored_before(&self, load: Value) -> Option<Operand> {
-        let at = *self.at.get(&load)?;
-        let slot = self.slot(&self.insts[at], &self.insts[at].mem?)?;
-        let is_here = |inst: &&Inst| {
-            inst.op == Op::Store
-                && inst.ty == self.insts[at].ty
-                && inst.mem.and_then(|mem| self.slot(inst, &mem)) == Some(slot)
-        };
-        self.insts[..at].iter().rev().find(is_here).map(|store| store.args[2])
-    }
-
-    /// Does `operand` follow from constants if the values in `assumed` are assumed, and no others?
-    /// Visits at most `budget` values, which it counts down.
-    fn is_known(&self, operand: Operand, assumed: &FxHashSet<Value>, budget: &mut usize) -> bool {
-        let Operand::Value(v) = operand else { return true };
-        if assumed.contains(&v) {
-            return true;
-        }
-        if *budget == 0 {
-            return false;
-        }
-        *budget -= 1;
-        self.inst(v)
-            .filter(|i| i.op.is_pure())
-            .is_some_and(|i| i.args.iter().all(|a| self.is_known(*a, assumed, budget)))
-    }
-
-    /// Does `operand` follow from constants if the values in `found` are assumed? Adds to `found`
-    /// the loads and conditions that must be assumed too; of `positions` that are loaded, the values. `stable`
-    /// are the registers that are the same at each passage of the head. Visits at most `budget` values, which it counts down.
-    fn follows(
-        &self,
-        operand: Operand,
-        (stable, positions): (u16, &FxHashSet<Value>),
-        found: &mut FxHashSet<Value>,
-        budget: &mut usize,
-    ) -> bool {
-        let given = (stable, positions);
-        let Operand::Value(v) = operand else { return true };
-        if found.contains(&v) {
-            return true;
-        }
-        if *budget == 0 {
-            return false;
-        }
-        *budget -= 1;
-        let Some(inst) = self.inst(v).filter(|i| i.op == Op::Load || i.op.is_pure()) else {
-            return false;
-        };
-        match (inst.op, inst.mem) {
-            (Op::Load, Some(mem)) => {
-                let slot =
-                    self.slot(inst, &mem).is_some_and(|(g, _)| stable & 1 << g.number() != 0);
-                let known = slot
-                    || mem.seg.is_none()
-                        && (self.is_loaded_position(v, positions)
-                            || inst.args.iter().all(|a| self.follows(*a, given, found, budget)));
-                if known {
-                    found.insert(v);
-                }
-                known
-            }
-            (Op::Select, _) => {
-                // If the condition does not follow from constants, the condition itself is assumed.
-                // Both choices must follow.
-                let mut with_condition = found.clone();
-                if !self.follows(inst.args[0], given, &mut with_condition, budget) {
-                    with_condition.clone_from(found);
-                    with_condition.extend(inst.args[0].as_value());
-                }
-                *found = with_condition;
-                inst.args[1..].iter().all(|a| self.follows(*a, given, found, budget))
-            }
-            _ => inst.args.iter().all(|a| self.follows(*a, given, found, budget)),
-        }
-    }
 }
 
 /// A load of a path: where it was observed to read.

@@ -35,6 +35,7 @@
 pub mod assumptions;
 pub mod build;
 mod closing;
+mod definitions;
 pub mod effort;
 mod entry_guards;
 pub mod guests;

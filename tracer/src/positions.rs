@@ -14,8 +14,8 @@
 //!
 //! Data: none; the caller has the definitions. Callers: [`crate::guests`]; no lock.
 
-use crate::guests::Definitions;
-use dynasour_ir::{Op, Operand, Ty, Value};
+use crate::definitions::Definitions;
+use dynasour_ir::{Op, Operand, Value};
 use rustc_hash::FxHashSet;
 
 /// Most values visited for a jump's target (guess; bounds the time of a search).
@@ -37,7 +37,7 @@ pub(crate) fn positions(defs: &Definitions<'_>, targets: &[Operand]) -> FxHashSe
             } else if inst.args[1].as_const().is_none() {
                 // An element of a table.
                 work.push(inst.args[1]);
-            } else if let Some(root) = root(defs, inst.args[0]) {
+            } else if let Some(root) = defs.root(inst.args[0]) {
                 match defs.inst(root).filter(|i| i.op.is_pure()) {
                     None => drop(found.insert(root)),
                     Some(sum) if sum.op == Op::Add => {
@@ -49,19 +49,6 @@ pub(crate) fn positions(defs: &Definitions<'_>, targets: &[Operand]) -> FxHashSe
         }
     }
     found
-}
-
-/// The value to which constants were added.
-pub(crate) fn root(defs: &Definitions<'_>, operand: Operand) -> Option<Value> {
-    let mut v = operand.as_value()?;
-    while let Some(inst) = defs.inst(v)
-        && matches!(inst.op, Op::Add | Op::Sub)
-        && inst.ty == Ty::I64
-        && inst.args[1].as_const().is_some()
-    {
-        v = inst.args[0].as_value()?;
-    }
-    Some(v)
 }
 
 /// Is the operand the offset of an element in a table?
