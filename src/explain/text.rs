@@ -116,8 +116,9 @@ fn loop_of_program(interpreted: &Interpreted) -> String {
     let in_registers: Vec<u64> = interpreted.registers.iter().map(|(_, value)| *value).collect();
     let in_memory = interpreted.key.iter().filter(|value| !in_registers.contains(value));
     key.extend(in_memory.map(|value| format!("{value:#x} in memory")));
+    let by_position = if interpreted.is_by_position { "; told by positions alone" } else { "" };
     let operands = if interpreted.assumes_operands { "; its operands are assumed" } else { "" };
-    format!("a loop of the interpreted program, where {}{operands}", key.join(", "))
+    format!("a loop of the interpreted program, where {}{by_position}{operands}", key.join(", "))
 }
 
 impl Reporter<'_> {

@@ -60,7 +60,7 @@ use dynasour_ir::{
 use iterations::Iterations;
 pub(crate) use iterations::parts_at;
 use promoted::Promoted;
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -285,7 +285,8 @@ fn promoted_alone(
         notes.jumps.iter().filter(|j| is_dispatch(&path.steps[j.1])).map(|j| j.0).collect();
     let positions = guests::positions_if(guest.is_by_position, &defs, &jumps);
     let mut promoted = guests::promotions(&defs, &jumps, &positions, guest.stable);
-    let origin_of = |v: &Value| notes.origins.iter().find(|(w, _)| w == v).map(|(_, at)| *at);
+    let origins: FxHashMap<Value, (usize, usize)> = notes.origins.iter().copied().collect();
+    let origin_of = |v: &Value| origins.get(v).copied();
     let keys: Origins = promoted.iter().filter_map(origin_of).collect();
     let mut operands = BTreeMap::new();
     if guest.assumes_operands {

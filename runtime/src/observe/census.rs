@@ -154,6 +154,9 @@ pub struct Interpreted {
     pub key: Vec<u64>,
     /// Those of them that are in registers: the register and its value.
     pub registers: Vec<(String, u64)>,
+    /// Is it told by positions alone, whatever objects they come from? If not, by these objects, too.
+    #[serde(default)]
+    pub is_by_position: bool,
     /// Are the operands of the interpreted program assumed, too?
     pub assumes_operands: bool,
 }

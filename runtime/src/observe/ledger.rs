@@ -122,6 +122,7 @@ impl Ledger {
         entry.fragment.interpreted = made.path.guest.as_ref().map(|guest| Interpreted {
             key: guest.key.clone(),
             registers: guest.registers.iter().map(|(g, value)| (g.to_string(), *value)).collect(),
+            is_by_position: guest.is_by_position,
             assumes_operands: guest.assumes_operands,
         });
         entry.fragment.compile_ns = made.times;

@@ -16,11 +16,13 @@
 use super::{BuildError, Origins, Path, State, Step, TraceShape, base_insts, varmap};
 use crate::placement::BranchAnchor;
 use crate::recorder::AbortReason;
+use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::predict::{NativeResults, Prediction};
 use dynasour_ir::{
     Anchor, AnchorId, Builder, Effects, Gpr, GuestTerm, Inst, Loc, Mem, NativeId, Op, Operand,
     Origin, OriginKind, Term, Ty, Value, Version,
 };
+use std::sync::Arc;
 
 /// The translation of a path into SSA.
 pub(super) struct Body<'v, 'w> {
@@ -71,6 +73,7 @@ pub(super) struct Place {
 /// A step's block of which the first instructions are translated.
 #[derive(Clone)]
 pub(super) struct Partial {
+    block: Arc<LiftedBlock>,
     /// The operands that its values became.
     map: Vec<Option<Operand>>,
     /// The number of the instruction that comes next.
@@ -80,7 +83,17 @@ pub(super) struct Partial {
 impl Partial {
     /// None of its instructions is translated.
     pub fn of(step: &Step) -> Partial {
-        Partial { map: vec![None; step.block.version.types.len()], next: 0 }
+        let map = vec![None; step.block.version.types.len()];
+        Partial { block: Arc::clone(&step.block), map, next: 0 }
+    }
+
+    /// Is this the step's block, too? Not if the guest has changed its code in between.
+    pub fn is_of(&self, step: &Step) -> bool {
+        let (a, b) = (&*self.block, &*step.block);
+        std::ptr::eq(a, b)
+            || a.checked == b.checked
+                && a.version.types == b.version.types
+                && a.version.blocks == b.version.blocks
     }
 
     /// The result of the instruction of this number is `value`.

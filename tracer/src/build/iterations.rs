@@ -176,6 +176,9 @@ impl Body<'_, '_> {
         let main = group[0];
         let step = &iterations.steps[main][n];
         self.step_index = iterations.first[main] + n;
+        if !part.is_of(step) {
+            return Err(BuildError(AbortReason::Inconsistent));
+        }
         let value = group.iter().find_map(|&i| iterations.result(i, n, index));
         let (same, others): (Vec<usize>, Vec<usize>) = group
             .iter()
