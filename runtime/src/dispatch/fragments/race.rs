@@ -36,8 +36,8 @@ use dynasour_emitter::codegen::Request;
 use dynasour_emitter::{EmitError, ExitId, FragmentId, StartKey, can_tell_start};
 use dynasour_guest::decode::Fetch;
 use dynasour_ir::Gpr;
-use dynasour_tracer::Path;
 use dynasour_tracer::race::{Judgement, Side};
+use dynasour_tracer::{GuestLoop, Path};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 
@@ -175,8 +175,11 @@ impl Fragments {
         if !may_race || !self.emitter.count_starts(request, key, each, own) {
             return None;
         }
-        let is_closing = path.guest.as_ref().is_some_and(|guest| guest.is_closing);
-        let apart = key.filter(|_| !is_closing).and_then(|(register, value)| {
+        // The closing handler is passed once in an iteration. And where the first dispatch of a loop leads
+        // that is told by positions alone does not follow from its key.
+        let counts_at_head = |guest: &GuestLoop| guest.is_closing || guest.is_by_position;
+        let at_head = path.guest.as_ref().is_some_and(counts_at_head);
+        let apart = key.filter(|_| !at_head).and_then(|(register, value)| {
             let (gate, registers) = path.first_target()?;
             let there = registers[register.number()]?;
             let is_position = there.wrapping_sub(value).wrapping_add(STRIDE) <= 2 * STRIDE;
