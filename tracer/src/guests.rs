@@ -115,6 +115,8 @@ pub struct DispatchHeads {
     longest: Option<u64>,
     /// Heads whose loops are told by positions alone, whatever objects these come from.
     by_position: FxHashSet<u64>,
+    /// The last of them, until the runtime has taken note of it.
+    changed: Option<u64>,
     /// Heads whose loops do not assume operands.
     plain: FxHashSet<u64>,
     /// By head: addresses of operands that its loops do not assume, because one had changed.
@@ -212,10 +214,16 @@ impl DispatchHeads {
             Some(h) if h.has_objects && self.by_position.insert(head) => {
                 h.greens.clear();
                 h.keys.clear();
+                self.changed = Some(head);
                 true
             }
             _ => false,
         }
+    }
+
+    /// The head whose loops are told by position since the last call, if there is one.
+    pub fn take_changed(&mut self) -> Option<u64> {
+        self.changed.take()
     }
 
     /// The key of a passage of `head` in this state, if the greens are known and can be read.

@@ -227,7 +227,7 @@ impl TraceSelector {
         if self.promises(&path) {
             return Some(Selected::Recorded(path, end));
         }
-        if path.guest.is_some() {
+        if path.guest.is_some() && !self.dispatch.tell_by_position(path.head) {
             self.dispatch.fail(path.head, true);
         }
         Some(Selected::Aborted(path.head, AbortReason::LeavesEarly))

@@ -447,7 +447,8 @@ impl Dispatcher {
         self.next_race(&mut fragments);
         drop(fragments);
         if !rests {
-            return self.head_lost_trace(pc);
+            self.head_lost_trace(pc);
+            return self.hasten_changed();
         }
         if self.machine.is_direct() {
             let _exclusive = self.machine.pages.exclusive();

@@ -34,7 +34,9 @@ use crate::observe::events::{self, Event};
 use crate::observe::profile::{Phase, during};
 use dynasour_emitter::blocks::{CounterId, HeadCounts};
 use dynasour_guest::ThreadContext;
-use dynasour_tracer::{AbortReason, HeadKind, Path, Place, Selected, TargetKind, worth};
+use dynasour_tracer::{
+    AbortReason, HeadKind, Path, Place, Selected, TargetKind, TraceSelector, worth,
+};
 use std::ops::Range;
 
 /// The weight of an arrival at a block from native code or from outside; an arrival in the
@@ -89,6 +91,7 @@ impl Dispatcher {
                     return;
                 }
                 self.failed(head, Failure::Refused(reason), false);
+                self.hasten_changed();
             }
         }
     }
@@ -161,6 +164,16 @@ impl Dispatcher {
             self.guest_loop_failed(head, failure);
         }
         self.failed(head, failure, is_guest_loop);
+        self.hasten_changed();
+    }
+
+    /// A head whose loops are told otherwise from now on becomes hot soon.
+    pub(super) fn hasten_changed(&mut self) {
+        let TraceSelector { heads, dispatch, policy, .. } = &mut self.selector.traces;
+        if let Some(head) = dispatch.take_changed() {
+            heads.forgive(head);
+            heads.skip(head, u64::MAX, &**policy);
+        }
     }
 
     /// Is there still no time for the loop of an interpreted program that was found last at this head?
@@ -177,9 +190,7 @@ impl Dispatcher {
             // Perhaps an operand changes in the loop. The next trace of the head assumes none.
             Failure::Refused(AbortReason::Inconsistent) => dispatch.assume_less(head),
             // Perhaps it holds for one object only that the position comes from.
-            Failure::Refused(AbortReason::NoGain | AbortReason::LeavesEarly) => {
-                dispatch.tell_by_position(head)
-            }
+            Failure::Refused(AbortReason::NoGain) => dispatch.tell_by_position(head),
             _ => false,
         };
         match may_come_later {
@@ -469,6 +480,7 @@ impl Dispatcher {
         if undone.were_all {
             self.head_lost_trace(undone.head);
         }
+        self.hasten_changed();
     }
 
     /// The head has no trace any more, and may get another one.
