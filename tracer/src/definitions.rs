@@ -65,10 +65,12 @@ impl<'v> Definitions<'v> {
         Some((g, if inst.op == Op::Add { d.wrapping_add(c) } else { d.wrapping_sub(c) }))
     }
 
+    /// The instruction that defines a value.
     pub fn inst(&self, v: Value) -> Option<&'v Inst> {
         self.at.get(&v).map(|i| &self.insts[*i])
     }
 
+    /// The location of a value that exists at the start.
     pub fn param(&self, v: Value) -> Option<Loc> {
         self.params.get(&v).copied()
     }
@@ -147,9 +149,10 @@ impl<'v> Definitions<'v> {
             .is_some_and(|i| i.args.iter().all(|a| self.is_known(*a, assumed, budget)))
     }
 
-    /// Does `operand` follow from constants if the values in `found` are assumed? Adds to `found`
-    /// the loads and conditions that must be assumed too; of `positions` that are loaded, the values. `stable`
-    /// are the registers that are the same at each passage of the head. Visits at most `budget` values, which it counts down.
+    /// Does `operand` follow from constants if the values in `found` are assumed? Adds to `found` the loads and
+    /// conditions that must be assumed too; of `positions` that are loaded from objects, the values. `stable` are
+    /// the registers that are the same at each passage of the head. Visits at most `budget` values, which it
+    /// counts down.
     pub fn follows(
         &self,
         operand: Operand,
