@@ -12,7 +12,7 @@
 //! is another one the next time, and so is the object. It says where the program is by itself, whatever object it
 //! comes from.
 //!
-//! Data: none; the caller has the definitions. Callers: [`crate::guests`]; no lock.
+//! Data: none; the caller has the definitions. Callers: [`crate::guests`], for itself and for [`crate::build`]; no lock.
 
 use crate::definitions::Definitions;
 use dynasour_ir::{Op, Operand, Value};

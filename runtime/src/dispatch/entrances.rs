@@ -1,5 +1,5 @@
-//! The ways by which guest code in place enters traces: patches at their heads
-//! ([`crate::changes::patches`]).
+//! The ways by which guest code in place enters traces: patches at their heads or at the jumps that close
+//! their loops ([`crate::changes::patches`]).
 //!
 //! A patch replaces the first instructions of a head, at least five bytes, by a jump to the head's
 //! *entrance*: native code that leads wherever links to the head lead. The displaced instructions
@@ -8,7 +8,7 @@
 //! The jump that closes the loop can be made to lead to the entrance instead, if its displacement has
 //! 32 bits. Then no instruction is replaced, but the guest's first iteration is its own. That is done
 //! where the first instruction at the head is too short to be replaced alone, and the guest stays in
-//! the loop; and where no patch can stand at the head.
+//! the loop; and where no patch can stand at the head, or one was withdrawn.
 //!
 //! A patch that was taken back because its code was about to change is written again when the
 //! runtime leads the thread to the trace, which has found its code unchanged.
