@@ -157,16 +157,12 @@ impl Blocks {
             // It leads in place, into what is displaced from now on.
             self.drop_block(inside, indirect, cache, fragments);
         }
-        let copied = self.copied(pc, true, code, indirect, cache, fragments);
-        if !matches!(copied, Ok(Copied::Entry(_))) {
-            self.not_displaced(|displaced| displaced.start == pc);
-            return copied.map(|_| None);
+        let made = self.make_entrance(pc, code, indirect, cache, fragments);
+        match (&made, &mut self.in_place) {
+            (Ok(Some(entrance)), Some(in_place)) => drop(in_place.entrances.insert(pc, *entrance)),
+            _ => self.not_displaced(|displaced| displaced.start == pc),
         }
-        let entrance = self.jump_to_place(pc, indirect, cache)?;
-        if let Some(in_place) = &mut self.in_place {
-            in_place.entrances.insert(pc, entrance);
-        }
-        Ok(Some(entrance))
+        made
     }
 
     /// The address to which a jump of the guest's to `pc` is to lead, so that the guest comes to
@@ -186,15 +182,27 @@ impl Blocks {
         if let Some(known) = in_place.beside.get(&pc) {
             return Ok(Some(*known));
         }
-        let copied = self.copied(pc, true, code, indirect, cache, fragments)?;
-        if !matches!(copied, Copied::Entry(_)) {
-            return Ok(None);
-        }
-        let entrance = self.jump_to_place(pc, indirect, cache)?;
+        let made = self.make_entrance(pc, code, indirect, cache, fragments)?;
         if let Some(in_place) = &mut self.in_place {
-            in_place.beside.insert(pc, entrance);
+            in_place.beside.extend(made.map(|entrance| (pc, entrance)));
         }
-        Ok(Some(entrance))
+        Ok(made)
+    }
+
+    /// Code that jumps wherever links to `pc` lead, where there is a block from now on. None if that cannot
+    /// be made.
+    fn make_entrance(
+        &mut self,
+        pc: u64,
+        code: &dyn Fetch,
+        indirect: &mut Indirect,
+        cache: &mut Cache,
+        fragments: &[Fragment],
+    ) -> Result<Option<u64>, EmitError> {
+        match self.copied(pc, true, code, indirect, cache, fragments)? {
+            Copied::Entry(_) => Ok(Some(self.jump_to_place(pc, indirect, cache)?)),
+            Copied::Instruction | Copied::Writable => Ok(None),
+        }
     }
 
     /// The patches are gone of whose displaced instructions `gone` is true.
