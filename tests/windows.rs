@@ -126,6 +126,7 @@ static void on_signal(int signo) { (void)signo; handled++; late += phase == 2; }
 /* Four arguments: those of the call, and its number. */
 SITE(zero, "xor %eax, %eax", "cmp $-4096, %rax");
 SITE(two, "mov %edi, %edi", "lea (%rax, %rax), %rax");
+SITE(two_short, "mov %edi, %edi", "nop");
 SITE(three, "mov %rdx, %r9", "");
 SITE(four, "lea 8(%rdx), %r9", "");
 SITE(five, "mov 8(%rsp), %r9", "");
@@ -140,6 +141,7 @@ static __attribute__((noinline)) uint64_t work(long rounds) {
         bad += zero(zeros, &byte, 1, 9) != 1 || byte != 0;
         bad += zero(zeros, (void *)8, 1, 9) != -14;
         bad += two(zeros, 0, 0, SYS_getppid) != 2 * parent;
+        bad += two_short(zeros, 0, 0, SYS_getppid) != parent;
         bad += three(zeros, 0, 0, SYS_getppid) != parent;
         bad += four(zeros, 0, 0, SYS_getppid) != parent;
         bad += five(zeros, 0, 0, i & 1 ? SYS_getppid : SYS_getuid) != (i & 1 ? parent : user);

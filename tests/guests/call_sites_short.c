@@ -1,5 +1,5 @@
-/* Hot system calls behind short instructions, and behind instructions that do not set the number:
- * with several numbers, alone, under signals, in threads and children, entered in the middle, with
+/* Hot system calls behind short instructions, before short and longer ones, and behind instructions
+ * that do not set the number: with several numbers, alone, under signals, in threads and children, entered in the middle, with
  * a fault in the instruction behind, and while their page changes. Registers, flags, results and
  * the states that handlers see must be those of the processor. */
 #define _GNU_SOURCE
@@ -53,10 +53,15 @@ typedef long function(long, long, long, long, struct state *);
 
 SITE(zero, "xor %eax, %eax", "cmp $-4096, %rax")
 SITE(zero_other_way, ".byte 0x33, 0xc0", "mov %rcx, (%rbx)")
+SITE(zero_short, "xor %eax, %eax", "nop")
 SITE(two, "mov %edi, %edi", "mov %rcx, (%rbx)")
 SITE(three, "mov %rdx, %r9", "cmp $-4096, %rax")
 SITE(four, "lea 8(%rdx), %r9", "cmp $-4096, %rax")
 SITE(five, "mov 8(%rsp), %r9", "cmp $-4096, %rax")
+SITE(two_short, "mov %edi, %edi", "nop")
+SITE(three_short, "mov %rdx, %r9", "nop")
+SITE(four_short, "lea 8(%rdx), %r9", "nop")
+SITE(five_short, "mov 8(%rsp), %r9", "nop")
 SITE(seven, "cmpq $0x1234, 8(%rsp)", "setc %r9b")
 
 struct site {
@@ -65,10 +70,12 @@ struct site {
     char *at, *syscall, *end, *next;
 };
 #define ROW(n) {#n, n, n##_at_call, n##_at_end, n##_at, n##_call, n##_end, n##_next}
-static const struct site sites[] = {ROW(zero), ROW(zero_other_way), ROW(two), ROW(three),
-                                    ROW(four), ROW(five), ROW(seven)};
+static const struct site sites[] = {
+    ROW(zero), ROW(zero_other_way), ROW(zero_short), ROW(two), ROW(three), ROW(four), ROW(five),
+    ROW(two_short), ROW(three_short), ROW(four_short), ROW(five_short), ROW(seven),
+};
 #define SITES ((int)(sizeof sites / sizeof *sites))
-#define IS_ZERO(s) ((s) < 2)
+#define IS_ZERO(s) ((s) < 3)
 
 static const long numbers[] = {SYS_getppid, SYS_gettid,  SYS_getuid,
                                SYS_geteuid, SYS_getpgrp, SYS_getegid};
@@ -137,7 +144,7 @@ static void call(int s, long nr, int entry, int prints) {
     CHECK(result == expected);
     CHECK(!IS_ZERO(s) || entry == 2 || byte == 0);
     CHECK(state.rcx == (uint64_t)sites[s].end);
-    if (sites[s].call == five && entry == 0) {
+    if ((sites[s].call == five || sites[s].call == five_short) && entry == 0) {
         CHECK(state.r9 != 0);
         state.r9 = 0;
     }
@@ -178,16 +185,19 @@ static void *calls_moved(void *argument) {
 }
 
 /* Copies of functions, made before they are hot, at the beginning of a page and over its end. */
-static char copies[2][128];
+static const struct site copied[] = {ROW(zero), ROW(five), ROW(zero_short), ROW(five_short)};
+#define COPIED ((int)(sizeof copied / sizeof *copied))
+static char copies[COPIED][128];
 
 static void changing_page(int which, int offset) {
+    const struct site *site = &copied[which];
     char *pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(pages != MAP_FAILED);
     memcpy(pages + offset, copies[which], sizeof copies[which]);
     CHECK(mprotect(pages, 8192, PROT_READ | PROT_EXEC) == 0);
     moved = (function *)(pages + offset);
-    moved_end = which ? five_end - (char *)five : zero_end - (char *)zero;
-    moved_is_zero = !which;
+    moved_end = site->end - (char *)site->call;
+    moved_is_zero = which % 2 == 0;
     stop = 0;
     pthread_t threads[2];
     for (int i = 0; i < 2; i++) pthread_create(&threads[i], NULL, calls_moved, NULL);
@@ -207,8 +217,8 @@ int main(void) {
     zeros = open("/dev/zero", O_RDONLY);
     CHECK(zeros >= 0 && pipe(pipe_ends) == 0);
     CHECK(zero_over - (char *)zero <= 128 && five_over - (char *)five <= 128);
-    memcpy(copies[0], (char *)zero, sizeof copies[0]);
-    memcpy(copies[1], (char *)five, sizeof copies[1]);
+    for (int which = 0; which < COPIED; which++)
+        memcpy(copies[which], (char *)copied[which].call, sizeof copies[which]);
     for (int entry = 0; entry < 3; entry++)
         for (int s = 0; s < SITES; s++) call(s, SYS_getuid, entry, 1);
     for (int s = 0; s < SITES; s++)
@@ -296,8 +306,8 @@ int main(void) {
     }
     puts("children: ok");
 
-    for (int which = 0; which < 2; which++) {
-        const struct site *site = &sites[which ? 5 : 0];
+    for (int which = 0; which < COPIED; which++) {
+        const struct site *site = &copied[which];
         changing_page(which, 0);
         /* The page ends before the call, and behind it. */
         changing_page(which, (int)(4096 - (site->syscall - (char *)site->call)));

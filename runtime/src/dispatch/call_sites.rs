@@ -7,27 +7,29 @@
 //!                                                runtime
 //! ```
 //!
-//! A *site* is a `syscall` and the instruction before it, with which the patch begins. The patch
-//! takes five bytes:
+//! A *site* is a `syscall` and the instructions beside it that the patch displaces. The patch takes
+//! five bytes:
 //!
-//! | instruction before | the patch also overwrites | example |
+//! | it begins with | and also overwrites | example |
 //! | --- | --- | --- |
-//! | 5 bytes or more | nothing | `mov eax, 110`; `mov r9, [rsp+8]` in glibc's `syscall` |
-//! | 4 or 3 bytes | bytes of the `syscall`, which then traps | `mov rdi, rbx` in Go |
-//! | 2 bytes | the `syscall`, and the first byte of the instruction behind | `xor eax, eax` in `read` |
+//! | 5 bytes or more before the `syscall` | nothing | `mov eax, 110` in glibc's `getppid` |
+//! | the `syscall` | 3 bytes of the instruction behind | `xor eax, eax; syscall; cmp rax, -4096` in `read` |
+//! | 4 or 3 bytes before it | bytes of the `syscall`, which then traps | `mov rdi, rbx; syscall; ret` |
+//! | 2 bytes before it | the `syscall`, and the first byte of the instruction behind | `mov edi, edi; syscall; nop` |
 //!
 //! The stub executes copies of the displaced instructions. So these must be instructions that do
 //! the same anywhere ([`is_movable`]).
 //!
-//! Only the bytes before the `syscall` do not say where the instruction there begins. So the
-//! runtime *observes* it: the interpreter executes the thread's next instructions until it comes to
-//! the `syscall` again ([`Approach`]). A `mov eax, NR` need not be observed if the bytes before it
-//! are no beginning of a longer instruction that ends there, too.
+//! The bytes before the `syscall` do not say where the instruction there begins. Where a patch cannot
+//! begin with the `syscall`, the runtime *observes* it: the interpreter executes the thread's next
+//! instructions until it comes to the `syscall` again ([`Approach`]). A `mov eax, NR` need not be
+//! observed if the bytes before it are no beginning of a longer instruction that ends there, too.
 //!
 //! A stub makes one call, whose number it knows, if the runtime passes it on unchanged
 //! ([`System::passes_on`]); otherwise, if the instruction before the call sets the number, the stub
-//! brings the call to the runtime, without the signal. If that instruction does not set the number, a
-//! site has a chain of stubs that make calls, up to [`MOST_NUMBERS`]. All other calls trap.
+//! brings the call to the runtime, without the signal. If that instruction does not set the number, or
+//! is not displaced, a site has a chain of stubs that make calls, up to [`MOST_NUMBERS`]. All other
+//! calls trap, or are brought to the runtime if the patch begins with the `syscall`.
 //!
 //! Data: [`CallSites`], one for the process, behind a lock of its own (number 8 in the order of
 //! `crate::sync`, before the patches). Invariants: each call that a stub makes is one that the
@@ -37,8 +39,9 @@
 //! Called by threads outside guest code.
 //!
 //! Example: a loop calls `read`, whose code is `xor eax, eax; syscall; cmp rax, -4096` at 0x401000.
-//! After its 256th trap from 0x401002, the thread is interpreted until it is there again. The bytes
-//! become `e9 .. cc .. 06`, a jump to a trampoline, from which a jump leads to a stub at 0x2f001000.
+//! After its 128th trap from 0x401002, the bytes there become `e9 .. cc .. ..`, a jump to a
+//! trampoline, from which a jump leads to a stub at 0x2f001080. That makes the call if rax is 0; if
+//! not, the stub at 0x2f001000 brings it to the runtime.
 
 use crate::changes::CodePages;
 use crate::changes::patches::{self, LEN, NewPatch, Purpose};
@@ -114,8 +117,10 @@ struct Patched {
     start: u64,
     /// The decision of its first stub, if that has one.
     decision: Option<u64>,
-    /// How many stubs it has.
+    /// How many stubs it has for calls of a known number.
     numbers: u32,
+    /// Where the runtime gets its calls ([`Stub::again`]).
+    again: u64,
 }
 
 /// The observation of a hot site: the thread is interpreted until it comes to its `syscall` again.
@@ -168,7 +173,7 @@ struct Plan {
 
 impl Plan {
     /// The plan for the `syscall` at `call`, which is made with the number `nr`, if the instruction
-    /// at `start` is the one before it. None if the site cannot be patched.
+    /// at `start` is the one before it, or the `syscall` itself. None if the site cannot be patched.
     fn of(start: u64, call: u64, nr: u32) -> Option<Plan> {
         const MOST: usize = 2 * MAX_LENGTH + SYSCALL as usize;
         let mut bytes = [0; MOST];
@@ -184,7 +189,7 @@ impl Plan {
             Decoded::Inst(inst) => is_movable(&inst).then_some(inst.len()),
             _ => None,
         };
-        let length = movable(start)?;
+        let length = if start == call { 0 } else { movable(start)? };
         let behind = length + SYSCALL as usize;
         if start + length as u64 != call || bytes.get(length..behind)? != [0x0f, 0x05] {
             return None;
@@ -198,9 +203,10 @@ impl Plan {
             true => movable(start + behind as u64)?,
             false => 0,
         };
+        let lengths = [length, SYSCALL as usize, after];
         Some(Plan {
             own: bytes.get(..LEN)?.try_into().ok()?,
-            inner: patches::inner_boundaries([length, SYSCALL as usize, after])?,
+            inner: patches::inner_boundaries(lengths.into_iter().filter(|length| *length > 0))?,
             before,
             after: bytes[behind..behind + after].to_vec(),
             sets_number: sets.is_some(),
@@ -270,6 +276,15 @@ fn is_movable(inst: &Instruction) -> bool {
         && (0..inst.op_count()).all(is_movable)
 }
 
+/// Where a patch can begin of the `syscall` at `call`, which is made with the number `nr`, if that
+/// need not be observed.
+fn known_start(call: u64, nr: u32) -> Option<u64> {
+    if is_mov(call, nr) {
+        return Some(call - MOV);
+    }
+    (System::passes_on(i64::from(nr)) && Plan::of(call, call, nr).is_some()).then_some(call)
+}
+
 /// Is the instruction before the `syscall` at `call` `mov eax, nr`? Without observation that is
 /// known only if no longer instruction can end there.
 fn is_mov(call: u64, nr: u32) -> bool {
@@ -314,6 +329,15 @@ fn would_fault(inst: &Instruction, nr: u32) -> bool {
         && nr < PAGE / 2
 }
 
+impl Sites {
+    /// Makes a stub. Returns its address, if there is room.
+    fn make(&mut self, stub: &Stub) -> Option<u64> {
+        let at = call_stubs::make(self.stubs, stub)?;
+        self.stubs += 1;
+        Some(at)
+    }
+}
+
 impl CallSites {
     /// The guest's `syscall` at `call` has trapped, with `nr` in rax. If the site is hot, rewrites
     /// it, or returns how it is to be observed before.
@@ -335,12 +359,10 @@ impl CallSites {
         }
         self.begun.store(true, Ordering::Relaxed);
         let patched = lock(&self.sites).patched.get(&call).copied();
-        match patched {
-            Some(patched) => self.patch(patched.start, call, nr as u32, system, pages),
-            None if is_mov(call, nr as u32) => {
-                self.patch(call - MOV, call, nr as u32, system, pages);
-            }
-            None if traps >= OBSERVED => return Some(Approach::new(call, nr as u32, traps)),
+        let nr = nr as u32;
+        match patched.map(|patched| patched.start).or_else(|| known_start(call, nr)) {
+            Some(start) => self.patch(start, call, nr, system, pages),
+            None if traps >= OBSERVED => return Some(Approach::new(call, nr, traps)),
             None => {}
         }
         None
@@ -367,8 +389,7 @@ impl CallSites {
         }
     }
 
-    /// Rewrites the site whose instruction before the `syscall` at `call` is at `start`, or adds a
-    /// stub for `nr` to it. If it cannot be rewritten, it is not tried again.
+    /// Rewrites the site of the `syscall` at `call` from `start` on, or adds a stub for `nr` to it. If it cannot be rewritten, it is not tried again.
     fn patch(&self, start: u64, call: u64, nr: u32, system: &System, pages: &CodePages) {
         let is_patched = self.try_patch(start, call, nr, system, pages);
         let mut sites = lock(&self.sites);
@@ -404,23 +425,27 @@ impl CallSites {
         // The patch may have been taken back because its page was read.
         let known =
             sites.patched.get(&call).copied().filter(|known| patches::leads_to_stub(known.start));
-        let (next, numbers) = match known {
+        match known {
             // Another thread has patched it meanwhile.
             Some(known) if known.start != start || known.decision.is_none() => return None,
             Some(known) if known.numbers >= MOST_NUMBERS => return None,
-            Some(known) => (known.decision, known.numbers + 1),
             None if patches::are_in(&(start..plan.end)) => return None,
-            None => (None, 1),
-        };
+            _ => {}
+        }
         let kind = if System::passes_on(i64::from(nr)) { Kind::Makes } else { Kind::Brings };
         if kind == Kind::Brings && !(plan.sets_number && plan.after.is_empty()) {
             return None;
         }
-        let miss = (!plan.sets_number).then_some(next.unwrap_or(call));
         let Plan { before, after, .. } = &plan;
-        let stub = Stub { site, before, kind, number: nr, miss, after };
-        let stub = call_stubs::make(sites.stubs, &stub)?;
-        sites.stubs += 1;
+        let stub = Stub { site, before, kind, number: nr, miss: None, again: call, after };
+        let again = match known {
+            Some(known) => known.again,
+            None if start == call => sites.make(&Stub { kind: Kind::Brings, ..stub })?,
+            None => call,
+        };
+        let next = known.and_then(|known| known.decision).unwrap_or(again);
+        let miss = (!plan.sets_number).then_some(next);
+        let stub = sites.make(&Stub { miss, again, ..stub })?;
         let to = match trampoline {
             Some(at) if trampolines::write(at, start, stub) => at,
             Some(_) => return None,
@@ -434,7 +459,8 @@ impl CallSites {
         let patch = NewPatch { purpose: Purpose::Call, end, own, inner, to };
         patches::write(start, patch).then(|| {
             let decision = miss.map(|_| call_stubs::decision(stub, call - start));
-            sites.patched.insert(call, Patched { start, decision, numbers });
+            let numbers = known.map_or(1, |known| known.numbers + 1);
+            sites.patched.insert(call, Patched { start, decision, numbers, again });
         })
     }
 
@@ -522,6 +548,19 @@ mod tests {
         let four = plan(&[0x48, 0x8b, 0x7d, 8, 0x0f, 0x05, 0xc3], 4, 39).expect("as before");
         assert_eq!((four.inner, four.end), (0b10000, 0x40_1006));
         assert_eq!(plan(&[0x58, 0x0f, 0x05, 0x90, 0x90], 1, 39), None, "`pop rax`");
+    }
+
+    #[test]
+    fn a_patch_may_begin_with_the_call() {
+        // `syscall; cmp rax, -4096; ja`.
+        let bytes = [0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, 0x77, 0x10];
+        let read = plan(&bytes, 0, 7).expect("it can be patched");
+        assert_eq!((read.inner, read.sets_number, read.end), (0b00100, false, 0x40_1008));
+        assert_eq!((&read.before[..], &read.after[..]), (&[][..], &bytes[2..8]));
+        // `syscall; nop; cmp`, `syscall; je`: too short, and not movable.
+        assert_eq!(plan(&[0x0f, 0x05, 0x90, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff], 0, 7), None);
+        assert_eq!(plan(&[0x0f, 0x05, 0x0f, 0x84, 0, 0, 0, 0], 0, 7), None);
+        assert_eq!(plan(&bytes[2..], 0, 7), None, "no call");
     }
 
     #[test]

@@ -169,6 +169,17 @@ impl Dispatcher {
                 self.handle_stop(context, system, Stop::<Selected>::Syscall)
             }
             Left::Brought => self.handle_stop(context, system, Stop::<Selected>::Syscall),
+            Left::BroughtInside => {
+                let behind = context.rip;
+                let start = behind - SYSCALL;
+                let outcome = self.handle_stop(context, system, Stop::<Selected>::Syscall);
+                let goes_on = matches!(outcome, Outcome::Continue) && context.rip == behind;
+                if goes_on && !is_interrupted(context) && patches::leads_to_stub(start) {
+                    self.drop_written();
+                    return self.interpret_patch(context, system, start);
+                }
+                outcome
+            }
             Left::Call32 => {
                 let pc = context.rip - INT_80;
                 self.handle_stop(context, system, Stop::<Selected>::Special { pc })
@@ -270,9 +281,7 @@ impl Dispatcher {
             let Some(stop) = stop else { continue };
             let is_call = matches!(stop, Stop::Syscall);
             let outcome = self.handle_stop(context, system, stop);
-            let is_interrupted =
-                context.pending.load(Ordering::Relaxed) != 0 || context.rflags & TRAP_FLAG != 0;
-            if !is_call || is_interrupted || !matches!(outcome, Outcome::Continue) {
+            if !is_call || is_interrupted(context) || !matches!(outcome, Outcome::Continue) {
                 return outcome;
             }
             // Code that the call has written to is not executed.
@@ -280,4 +289,9 @@ impl Dispatcher {
         }
         Outcome::Continue
     }
+}
+
+/// Is something to be done before the thread's next instruction?
+fn is_interrupted(context: &ThreadContext) -> bool {
+    context.pending.load(Ordering::Relaxed) != 0 || context.rflags & TRAP_FLAG != 0
 }

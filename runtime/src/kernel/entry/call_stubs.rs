@@ -1,16 +1,16 @@
 //! Stubs for the system calls of guest code that runs in place.
 //!
-//! A *site* is an instruction and the `syscall` behind it. It is rewritten to a jump to a stub of
+//! A *site* is a `syscall` and an instruction beside it. It is rewritten to a jump to a stub of
 //! its own (`crate::dispatch::call_sites`). A stub *makes* a call that is passed on to the kernel
 //! unchanged, or *brings* a call to the runtime without a signal. All stubs lie in one range, from
 //! which syscall user dispatch lets calls pass. CALL is the address of the site's `syscall`. A stub
 //! that makes the call:
 //!
 //! ```text
-//!          BEFORE                      a copy of the instruction before the call
+//!          BEFORE                      a copy of the instruction before the call, if displaced
 //!   ┌ ─ ─  lea  rcx, [rax - NR]        the decision: is it the call that this stub makes?
 //!   │      jrcxz make
-//!   │      mov  rcx, CALL + 2          no: the site's own `syscall`, or the site's next stub
+//!   │      mov  rcx, CALL + 2          no: AGAIN, or the site's next stub
 //!   └ ─ ─  jmp  MISS
 //!   make:  syscall                     allowed here
 //!          lea  rcx, [rax + EFAULT]    0 if the call has failed with EFAULT
@@ -21,18 +21,19 @@
 //!   fault: mov  ecx, [CLOSED]
 //!          jrcxz go
 //!          mov  eax, NR                a guarded page may be the reason: again, by the runtime
-//!          jmp  CALL
+//!          jmp  AGAIN
 //! ```
 //!
 //! If BEFORE alone sets eax, and to NR, there is no decision. AFTER is there if the jump to the stub
-//! has overwritten bytes behind the call.
+//! has overwritten bytes behind the call. AGAIN is CALL, unless the jump to the stub stands there;
+//! then it is another stub of the site, which brings the call to the runtime.
 //!
 //! A stub that brings the call to the runtime does what the signal handler does for a call that
 //! traps ([`super::in_place`]):
 //!
 //! ```text
 //!          BEFORE
-//!          mov  gs:[in_place_left], Brought
+//!          mov  gs:[in_place_left], Brought    or BroughtInside, if AFTER is displaced
 //!          mov  gs:[in_place_rip], CALL + 2
 //!          mov  gs:[in_place_flags], 0
 //!          mov  gs:[dispatch_selector], 0   system calls are allowed from now on
@@ -183,17 +184,20 @@ pub fn close() {
 /// What a stub does.
 #[derive(Clone, Copy, Debug)]
 pub struct Stub<'a> {
-    /// The address of the instruction before the call, in the low 2 GiB.
+    /// The address of the first displaced instruction, in the low 2 GiB.
     pub site: u32,
-    /// That instruction: it does not depend on its address, and goes on to the next one.
+    /// The instruction before the call, if that is displaced: it does not depend on its address, and
+    /// goes on to the next one.
     pub before: &'a [u8],
     /// What the stub does with the call.
     pub kind: Kind,
     /// The number of the call.
     pub number: u32,
-    /// Where the guest goes on if rax has another number ([`decision`], or the guest's own
-    /// `syscall`); none if the instruction before the call sets the number.
+    /// Where the guest goes on if rax has another number ([`decision`], or `again`); none if the
+    /// instruction before the call sets the number.
     pub miss: Option<u64>,
+    /// Where the runtime gets the call: the guest's own `syscall`, or a stub that brings it.
+    pub again: u64,
     /// The instruction behind the call that the jump to the stub has displaced, as `before`; may be
     /// empty.
     pub after: &'a [u8],
@@ -225,9 +229,10 @@ pub fn make(n: u64, stub: &Stub) -> Option<u64> {
 /// The code of a stub that brings the call to the runtime.
 fn bringing(stub: &Stub) -> Vec<u8> {
     let behind = stub.site + (stub.before.len() as u64 + SYSCALL) as u32;
+    let left = if stub.after.is_empty() { Left::Brought } else { Left::BroughtInside };
     let mut code = stub.before.to_vec();
     for (field, value) in [
-        (offset::IN_PLACE_LEFT, Left::Brought as u32),
+        (offset::IN_PLACE_LEFT, left as u32),
         (offset::IN_PLACE_RIP, behind),
         (offset::IN_PLACE_FLAGS, 0),
     ] {
@@ -283,7 +288,7 @@ fn making(at: u64, stub: &Stub) -> Vec<u8> {
     code.extend([0xe3, (go as i64 - end as i64) as u8]);
     code.push(0xb8);
     code.extend(number);
-    jump(&mut code, call);
+    jump(&mut code, stub.again);
     code
 }
 
@@ -297,7 +302,7 @@ pub fn decision(stub: u64, before: u64) -> u64 {
 struct Record {
     /// The stub's address.
     at: u64,
-    /// The addresses of the guest's instruction before the call, of its `syscall`, and behind.
+    /// The addresses of the first displaced instruction, of the `syscall`, and behind that.
     site: u64,
     call: u64,
     behind: u64,
@@ -457,6 +462,7 @@ mod tests {
             kind: Kind::Makes,
             number: 110,
             miss: None,
+            again: 0x40_1005,
             after: &[],
         };
         let at = make(7, &stub).expect("room");
@@ -503,6 +509,7 @@ mod tests {
             kind: Kind::Makes,
             number: 0,
             miss: None,
+            again: 0x40_2002,
             after: &after,
         };
         let at = make(8, &stub).expect("room");
@@ -542,6 +549,7 @@ mod tests {
             kind: Kind::Makes,
             number: 39,
             miss: Some(call),
+            again: call,
             after: &[],
         };
         let first = make(9, &stub).expect("room");
@@ -576,6 +584,54 @@ mod tests {
     }
 
     #[test]
+    fn a_stub_whose_patch_begins_with_the_call_has_another_bring_it_again() {
+        map_once();
+        // `syscall; cmp rax, -4096`.
+        let (call, behind) = (0x40_5000, 0x40_5002);
+        let brings = Stub {
+            site: 0x40_5000,
+            before: &[],
+            kind: Kind::Brings,
+            number: 39,
+            miss: None,
+            again: call,
+            after: &[0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff],
+        };
+        let again = make(12, &brings).expect("room");
+        let made = instructions(again);
+        assert_eq!(made[0].immediate32(), Left::BroughtInside as u32);
+        assert_eq!(made[1].immediate32(), behind as u32);
+        let before = GuestState { rip: call, rax: None, rcx: None };
+        assert!(made.iter().all(|inst| guest_state(inst.ip(), 0) == Some(before)));
+        let makes = Stub { kind: Kind::Makes, miss: Some(again), again, ..brings };
+        let at = make(13, &makes).expect("room");
+        let lost = Some(behind);
+        let all = [
+            row("Lea", call, None, None),
+            row("Jrcxz", call, None, lost),
+            row("Mov", call, None, lost),
+            row("Jmp", call, None, lost),
+            row("Syscall", call, None, lost),
+            row("Lea", behind, None, lost),
+            row("Jrcxz", behind, None, lost),
+            row("Mov", behind, None, lost),
+            row("Cmp", behind, None, None),
+            row("Jmp", behind + 6, None, None),
+            row("Mov", behind, None, lost),
+            row("Jrcxz", behind, None, lost),
+            row("Mov", call, Some(39), lost),
+            row("Jmp", call, Some(39), lost),
+        ];
+        assert_eq!(states(at, 1), all);
+        let targets: Vec<u64> = instructions(at)
+            .iter()
+            .filter(|inst| inst.is_jmp_near())
+            .map(|inst| inst.near_branch_target())
+            .collect();
+        assert_eq!(targets, [again, behind + 6, again]);
+    }
+
+    #[test]
     fn a_stub_that_brings_a_call_has_the_state_before_it() {
         map_once();
         let before = [0xb8, 9, 0, 0, 0];
@@ -585,6 +641,7 @@ mod tests {
             kind: Kind::Brings,
             number: 9,
             miss: None,
+            again: 0x40_4005,
             after: &[],
         };
         let at = make(11, &stub).expect("room");

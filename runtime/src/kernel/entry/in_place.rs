@@ -71,6 +71,8 @@ pub enum Left {
     Sample = 5,
     /// A stub brought a call ([`super::call_stubs`]); rip is behind the guest's `syscall`.
     Brought = 6,
+    /// As [`Left::Brought`], and the patch begins with the `syscall`: rip is inside it.
+    BroughtInside = 7,
 }
 
 /// Where a signal interrupted a thread.
@@ -269,8 +271,8 @@ pub unsafe fn run(context: &mut ThreadContext) -> ExitReason {
 /// After [`ExitReason::InPlace`]: makes the guest's state in `context` exact. Returns why the guest
 /// was interrupted.
 pub fn left(context: &mut ThreadContext) -> Left {
-    use Left::{Brought, Call, Call32, Fault, Interrupted, Sample};
-    let all = [Interrupted, Call, Call32, Fault, Sample, Brought];
+    use Left::{Brought, BroughtInside, Call, Call32, Fault, Interrupted, Sample};
+    let all = [Interrupted, Call, Call32, Fault, Sample, Brought, BroughtInside];
     let left = context.in_place_left.load(Ordering::Relaxed);
     context.rip = context.in_place_rip.load(Ordering::Relaxed);
     // A debugger that steps through the way out leaves its TF in the flags.
