@@ -41,7 +41,7 @@ use executable::Ask;
 pub use executable::resolve_command;
 pub use stack::StackLayout;
 
-use crate::space::{self, Brk};
+use crate::space::{self, Brk, page_up};
 use header::Headers;
 use map::Image;
 use stack::{Contents, RANDOM_LEN, Stack};
@@ -302,6 +302,15 @@ impl Plan {
                 reason: Box::new(reason),
             })
         };
+        let moved = |range: Range<u64>| {
+            range.start.wrapping_add(image.bias)..range.end.wrapping_add(image.bias)
+        };
+        let (code, data) = (moved(headers.code()), moved(headers.data()));
+        let data_len = data.end - data.start;
+        // Before other images are placed.
+        let brk_behind = page_up(headers.end())
+            .filter(|_| !headers.relocatable && !space::is_randomised())
+            .and_then(|end| Brk::behind(end, data_len));
         let mut linker = match &self.linker {
             Some(linker) => Some((linker, map_linker(linker)?)),
             None => None,
@@ -316,12 +325,9 @@ impl Plan {
         contents.auxiliary = &auxiliary;
         let mut stack = Stack::map(limit, headers.executable_stack)?;
         let places = stack.fill(&contents)?;
-        let moved = |range: Range<u64>| {
-            range.start.wrapping_add(image.bias)..range.end.wrapping_add(image.bias)
-        };
-        let (code, data) = (moved(headers.code()), moved(headers.data()));
-        let brk = Brk::new(data.end - data.start)
-            .map_err(|errno| Reason::CannotMap { what: "the program break".into(), errno })?;
+        let brk = brk_behind.map_or_else(|| Brk::new(data_len), Ok);
+        let brk =
+            brk.map_err(|errno| Reason::CannotMap { what: "the program break".into(), errno })?;
 
         let entry_pc = linker
             .as_ref()

@@ -204,6 +204,15 @@ pub(crate) fn soft_limit(resource: libc::__rlimit_resource_t) -> u64 {
     limit.rlim_cur
 }
 
+/// Whether the kernel chooses addresses of this process at random (manual: personality(2)).
+pub(crate) fn is_randomised() -> bool {
+    /// Asks for the personality without changing it.
+    const ASK: libc::c_ulong = 0xffff_ffff;
+    // SAFETY: this only asks.
+    let personality = unsafe { libc::personality(ASK) };
+    personality & libc::ADDR_NO_RANDOMIZE == 0
+}
+
 /// Whether the page at `page` has no mapping.
 fn is_unmapped(page: u64) -> bool {
     let mut residency = 0u8;

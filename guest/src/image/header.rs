@@ -135,6 +135,11 @@ impl Headers {
         start..end.max(start)
     }
 
+    /// The address behind everything that the segments name.
+    pub(super) fn end(&self) -> u64 {
+        self.segments.iter().map(|segment| segment.addresses().end).max().unwrap_or(0)
+    }
+
     /// Code as the kernel counts it: from the first to the last byte of executable segments. (The
     /// entry point lies in one.)
     pub(super) fn code(&self) -> Range<u64> {

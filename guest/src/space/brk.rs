@@ -4,11 +4,18 @@
 //! elsewhere: where a kernel without address space randomisation would put it for a
 //! position-independent program. Sanitizers expect it there, and terabytes above are unused.
 //! Nothing is reserved; as with the kernel's own break, it cannot grow over another mapping.
+//!
+//! A program at fixed addresses that has address space randomisation turned off gets its break
+//! directly behind its data ([`Brk::behind`]), since it may count on that: GNU Common Lisp makes itself
+//! such a program, and keeps its heap there.
 
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags};
 
-use super::{PAGE, Reservation, USER_END, is_unmapped, maps, page_up, soft_limit};
+use super::{
+    LOW, MapEntry, PAGE, Reservation, USER_END, is_unmapped, keep_holes_free, maps, page_up,
+    soft_limit,
+};
 
 /// Start addresses to try, best first: above the highest break that a randomised host can have.
 const CANDIDATES: [u64; 3] = [0x5660_0000_0000, 0x5200_0000_0000, 0x4200_0000_0000];
@@ -16,6 +23,14 @@ const CANDIDATES: [u64; 3] = [0x5660_0000_0000, 0x5200_0000_0000, 0x4200_0000_00
 /// Free bytes that a start address must have above it (guess; a guest whose break grows further
 /// runs into other mappings).
 const ROOM: u64 = 64 << 30;
+
+/// Free bytes that a break behind a program's data must have (guess: one that has less is too often
+/// full).
+const NEAR: u64 = 64 << 20;
+
+/// Bytes at the end of [`LOW`] that such a break leaves to images (guess: large programs have some
+/// dozens of megabytes; what does not fit is placed elsewhere).
+const FOR_IMAGES: u64 = 64 << 20;
 
 /// Are the [`ROOM`] bytes from `start` on unmapped?
 fn has_room(start: u64) -> bool {
@@ -44,6 +59,18 @@ pub struct Brk {
 }
 
 impl Brk {
+    /// An empty break at `start`, a page's address behind a program's data; none if less than
+    /// [`NEAR`] bytes are free there. Images that are placed from now on leave as much room as they can
+    /// ([`keep_holes_free`]).
+    pub fn behind(start: u64, data_len: u64) -> Option<Brk> {
+        let end = start.checked_add(NEAR).filter(|end| *end <= LOW.end - FOR_IMAGES)?;
+        let is_free = |m: &MapEntry| m.range.end <= start || m.range.start >= end;
+        maps().is_ok_and(|taken| taken.iter().all(is_free)).then(|| {
+            keep_holes_free([start..LOW.end - FOR_IMAGES]);
+            Brk { start, current: start, data_len }
+        })
+    }
+
     /// An empty break where there is room. `data_len`, the size of the program's initialised data,
     /// counts against `RLIMIT_DATA` as well.
     pub fn new(data_len: u64) -> Result<Brk, Errno> {
@@ -112,6 +139,7 @@ impl Brk {
 #[cfg(test)]
 mod tests {
     use super::super::forked::in_child;
+    use super::super::place_low;
     use super::*;
 
     /// A break in a hole of 32 pages.
@@ -191,6 +219,24 @@ mod tests {
             );
             assert_eq!(brk.set(start + (1 << 20)), start + (1 << 20));
             assert_eq!(brk.set(start), start);
+        });
+    }
+
+    #[test]
+    fn a_break_behind_a_program_leaves_room_for_images() {
+        in_child(|| {
+            let start = (LOW.start..LOW.end)
+                .step_by(1 << 20)
+                .find(|start| Brk::behind(*start, 0).is_some())
+                .expect("room in the low addresses");
+            let mut brk = Brk::behind(start, 0).expect("as before");
+            assert_eq!(brk.start(), start);
+            assert_eq!(brk.set(start + NEAR), start + NEAR);
+            assert!(
+                place_low(PAGE).is_some_and(|place| place < start || place >= LOW.end - FOR_IMAGES)
+            );
+            assert!(Brk::behind(start, 0).is_none(), "it is taken");
+            assert!(Brk::behind(LOW.end - NEAR, 0).is_none() && Brk::behind(u64::MAX, 0).is_none());
         });
     }
 
