@@ -60,7 +60,7 @@ const GAP: u64 = PAGE;
 /// all fail the kernel chooses the address).
 const ATTEMPTS: usize = 8;
 
-/// The unmapped ranges between the segments of images. The lock is held only to look or to add, by
+/// The unmapped ranges between the segments of images, and behind them for a break. The lock is held only to look or to add, by
 /// callers that keep other threads from forking meanwhile.
 static HOLES: Mutex<Vec<Range<u64>>> = Mutex::new(Vec::new());
 
@@ -135,6 +135,12 @@ pub(crate) fn keep_holes_free(new: impl IntoIterator<Item = Range<u64>>) {
     holes().extend(new);
 }
 
+/// Is part of `range` kept free, for an image or a break? As for [`map_low`], the caller keeps other
+/// threads from forking.
+pub fn is_kept_free(range: &Range<u64>) -> bool {
+    holes().iter().any(|hole| range.start < hole.end && hole.start < range.end)
+}
+
 /// Calls `map_at` with low addresses for `len` bytes until one is free. `None` when the low region
 /// has no room; the caller then lets the kernel choose.
 ///
@@ -152,9 +158,7 @@ pub(crate) fn try_low<T>(
         let candidate = (attempt == 0)
             .then(|| next.next_multiple_of(align))
             .filter(|start| start + len <= LOW.end);
-        let is_in_hole =
-            |start: &u64| holes().iter().any(|hole| *start < hole.end && hole.start < start + len);
-        let candidate = match candidate.filter(|start| !is_in_hole(start)) {
+        let candidate = match candidate.filter(|start| !is_kept_free(&(*start..start + len))) {
             Some(candidate) => candidate,
             None => place_low_aligned(len, align)?,
         };

@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use dynasour_guest::space::{PAGE, page_down};
+use dynasour_guest::space::{PAGE, is_kept_free, page_down};
 
 use super::host;
 use super::patches::{self, LEN};
@@ -49,7 +49,8 @@ fn pages() -> impl Iterator<Item = u64> {
 }
 
 /// A new trampoline for a patch at `site` with these inner boundaries ([`patches::write`]); none if
-/// there is no room. If a page was mapped for it, calls `protect` with its addresses.
+/// there is no room. If a page was mapped for it, calls `protect` with its addresses. The caller keeps
+/// other threads from forking.
 pub fn reserve(site: u64, inner: u8, protect: impl FnOnce(Range<u64>)) -> Option<u64> {
     let mut used = lock(&USED);
     let known = patches::displacements(inner, |mask, value| {
@@ -105,7 +106,8 @@ fn map_near(site: u64, (mask, value): (u32, u32)) -> Option<u64> {
             let displacement = value | top << 24 | second << 16 | low;
             let at = (site + LEN as u64).wrapping_add(i64::from(displacement as i32) as u64);
             let page = page_down(at);
-            if at + SIZE > page + PAGE || page < ROOM.start || page + PAGE > ROOM.end {
+            let outside = page < ROOM.start || page + PAGE > ROOM.end;
+            if at + SIZE > page + PAGE || outside || is_kept_free(&(page..page + PAGE)) {
                 continue;
             }
             if map(page) {

@@ -118,13 +118,17 @@ impl System {
             action.flags &= sa::KNOWN;
             action.mask &= !UNBLOCKABLE;
             let kernel = self.mirror(signo, &action);
-            // SAFETY: reads `kernel`.
-            let result = unsafe { entry::windowed(&action_call(signo, &kernel)) };
-            if result == entry::NOT_ENTERED {
-                return Done::Restart;
-            }
-            if result < 0 {
-                return Done::Value(result);
+            // The kernel often has that already: the host catches signals of faults in any case. To set
+            // a handler again has no effect. (Setting SIG_IGN again discards signals.)
+            if !kernel.is_caught() || kernel != self.mirror(signo, &before) {
+                // SAFETY: reads `kernel`.
+                let result = unsafe { entry::windowed(&action_call(signo, &kernel)) };
+                if result == entry::NOT_ENTERED {
+                    return Done::Restart;
+                }
+                if result < 0 {
+                    return Done::Value(result);
+                }
             }
             actions[signo as usize] = action;
             if action.handler == SIG_IGN {
@@ -513,8 +517,10 @@ impl System {
     /// From now on another process runs in the same memory. The host catches the signals that end
     /// this process, so that it always ends by its own code.
     pub(crate) fn share_memory(&self) {
+        // The lock is held while the mirrored actions change: what the kernel has is always that of the
+        // guest's action.
+        let actions = self.process.actions();
         if !self.process.share_memory() {
-            let actions = self.process.actions();
             for signo in (1..=MAX_SIGNAL).filter(|&signo| DEADLY & set_of(signo) != 0) {
                 crate::kernel::signal::set_kernel_action(
                     signo,
