@@ -60,8 +60,8 @@ const GAP: u64 = PAGE;
 /// all fail the kernel chooses the address).
 const ATTEMPTS: usize = 8;
 
-/// The unmapped ranges between the segments of images, and behind them for a break. The lock is held only to look or to add, by
-/// callers that keep other threads from forking meanwhile.
+/// The unmapped ranges between the segments of images, and the one behind an image for a break. The
+/// lock is held only to look or to add, by callers that keep other threads from forking meanwhile.
 static HOLES: Mutex<Vec<Range<u64>>> = Mutex::new(Vec::new());
 
 /// The address to try for the next image.

@@ -66,7 +66,7 @@ impl Brk {
         let end = start.checked_add(NEAR).filter(|end| *end <= LOW.end - FOR_IMAGES)?;
         let is_free = |m: &MapEntry| m.range.end <= start || m.range.start >= end;
         maps().is_ok_and(|taken| taken.iter().all(is_free)).then(|| {
-            keep_holes_free([start..LOW.end - FOR_IMAGES]);
+            keep_holes_free(std::iter::once(start..LOW.end - FOR_IMAGES));
             Brk { start, current: start, data_len }
         })
     }

@@ -389,7 +389,8 @@ impl CallSites {
         }
     }
 
-    /// Rewrites the site of the `syscall` at `call` from `start` on, or adds a stub for `nr` to it. If it cannot be rewritten, it is not tried again.
+    /// Rewrites the site of the `syscall` at `call` from `start` on, or adds a stub for `nr` to it. If it
+    /// cannot be rewritten, it is not tried again.
     fn patch(&self, start: u64, call: u64, nr: u32, system: &System, pages: &CodePages) {
         let is_patched = self.try_patch(start, call, nr, system, pages);
         let mut sites = lock(&self.sites);

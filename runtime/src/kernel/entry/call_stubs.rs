@@ -443,6 +443,12 @@ mod tests {
         instructions(at).iter().map(state).collect()
     }
 
+    /// Where the jumps of the stub at `at` lead.
+    fn jumps(at: u64) -> Vec<u64> {
+        let is_jump = |inst: &Instruction| inst.is_jmp_near().then(|| inst.near_branch_target());
+        instructions(at).iter().filter_map(is_jump).collect()
+    }
+
     fn row(
         name: &str,
         rip: u64,
@@ -481,12 +487,7 @@ mod tests {
             row("Jmp", call, Some(110), lost),
         ];
         assert_eq!(states(at, 1), all);
-        let targets: Vec<u64> = instructions(at)
-            .iter()
-            .filter(|i| i.is_jmp_near())
-            .map(|i| i.near_branch_target())
-            .collect();
-        assert_eq!(targets, [behind, call]);
+        assert_eq!(jumps(at), [behind, call]);
         // A restarted call.
         let state = guest_state(at + 5, at + 7).expect("a stub");
         assert_eq!((state.rip, state.rcx), (call, lost));
@@ -623,12 +624,7 @@ mod tests {
             row("Jmp", call, Some(39), lost),
         ];
         assert_eq!(states(at, 1), all);
-        let targets: Vec<u64> = instructions(at)
-            .iter()
-            .filter(|inst| inst.is_jmp_near())
-            .map(|inst| inst.near_branch_target())
-            .collect();
-        assert_eq!(targets, [again, behind + 6, again]);
+        assert_eq!(jumps(at), [again, behind + 6, again]);
     }
 
     #[test]
