@@ -6,8 +6,8 @@
 //!
 //! | page | changed by | how the change is noticed |
 //! | --- | --- | --- |
-//! | private, not writable | mprotect, mmap, munmap, … | by the call |
-//! | private, writable | stores, system calls that write memory | *guarded*: write-protected behind the guest's back |
+//! | private or owned, not writable | mprotect, mmap, munmap, … | by the call |
+//! | private or owned, writable | stores, system calls that write memory | *guarded*: write-protected behind the guest's back |
 //! | shared, of a file open for writing, or written too often | also other processes, other mappings | not at all: code made from it compares its bytes |
 //!
 //! | file | contents |
@@ -15,6 +15,7 @@
 //! | [`pages`] | [`CodePages`]: mappings, guards, announced ranges |
 //! | [`transaction`] | every change as a transaction: announce, quiesce, perform, publish |
 //! | [`host`] | the host's own stores to guest memory |
+//! | `sharing` | shared memory that is *owned*: nothing else shows it |
 //! | [`patches`] | jumps that are written into guest code where it stands |
 //! | [`trampolines`] | jumps between these and what they lead to |
 //! | [`hiding`] | keeps patches out of the guest's sight |
@@ -48,6 +49,7 @@ pub mod outputs;
 mod pages;
 pub mod patches;
 pub mod schedule;
+mod sharing;
 pub mod trampolines;
 pub mod transaction;
 

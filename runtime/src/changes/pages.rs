@@ -33,6 +33,7 @@ use super::guards::{self, Guards};
 use super::hiding;
 use super::listing;
 use super::schedule::{SyncPoint, sync_point};
+use super::sharing::Owned;
 use crate::memory::FaultInfo;
 use crate::sync::lock;
 
@@ -80,6 +81,8 @@ pub(super) struct State {
     pub flips: FxHashMap<u64, u32>,
     /// Inodes of files whose contents may change by other ways than a private mapping of them.
     unstable: FxHashSet<u64>,
+    /// Shared memory that only stores and calls of this process change.
+    pub owned: Owned,
     /// Ranges that some thread is about to change. No code made from them relies on a guard or a
     /// protection.
     announced: Vec<(Range<u64>, Kind)>,
@@ -99,7 +102,7 @@ enum Change {
 }
 
 impl State {
-    fn refresh(&mut self) {
+    pub(super) fn refresh(&mut self) {
         match space::maps() {
             Ok(entries) => {
                 (self.is_blind, self.is_surveyed) = (false, true);
@@ -132,8 +135,8 @@ impl State {
 
     fn change(&self, mapping: &Mapping) -> Change {
         match mapping.file {
-            _ if mapping.shared => Change::Unseen,
             Some(file) if self.unstable.contains(&file.inode) => Change::Unseen,
+            _ if mapping.shared && !self.owned.contains(mapping) => Change::Unseen,
             _ if mapping.is_writable() => Change::ByStore,
             _ => Change::ByCall,
         }
@@ -317,6 +320,11 @@ impl CodePages {
                 && mapping.file.is_none_or(|mapped| Some(mapped.inode) == file)
         };
         state.mappings.extent(range.start, is_constant) >= range.end
+    }
+
+    /// Is some of `range` shared memory, whether or not another process has it?
+    pub fn is_shared(&self, range: Range<u64>) -> bool {
+        self.state().mappings.parts(range).any(|(_, mapping)| mapping.shared)
     }
 
     /// From now on protection keys may keep the guest from reading what its mappings let it read.

@@ -603,7 +603,7 @@ pub fn inner_boundaries(lengths: impl IntoIterator<Item = usize>) -> Option<u8> 
 
 /// May the bytes of `range`, which the instruction at its start begins, be patched?
 pub fn may_stand(pages: &CodePages, range: &Range<u64>) -> bool {
-    pages.is_constant(range.start, range.clone())
+    pages.is_constant(range.start, range.clone()) && !pages.is_shared(range.clone())
 }
 
 /// Makes all processors that run threads of this process fetch their code anew (manual:

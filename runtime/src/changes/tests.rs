@@ -315,3 +315,42 @@ fn where_the_kernel_cannot_be_asked_what_is_known_stays_and_the_rest_may_be_anyt
     });
     assert_eq!(status, 0);
 }
+
+#[test]
+fn shared_memory_that_nothing_else_shows_changes_as_private_memory_does() {
+    const SHARED: i32 = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    let range = map(READ_WRITE_EXECUTE, SHARED);
+    let first = range.start..range.start + 8;
+    let pages = known(&range);
+    assert_eq!(pages.watch(first.clone(), pages.moment()), Watched::Impossible);
+    pages.own_shared(range.start);
+    assert!(pages.owns_shared());
+    assert_eq!(pages.watch(first.clone(), pages.moment()), Watched::Now);
+    assert!(!store(range.start) && opened(&pages).is_some() && store(range.start));
+    // Another piece stays another's.
+    let other = map(READ_WRITE_EXECUTE, SHARED);
+    assert_eq!(pages.fetchable(other.start, 8), 8);
+    assert_eq!(pages.watch(other.start..other.start + 8, pages.moment()), Watched::Impossible);
+    assert!(pages.disown(&other).is_empty());
+    assert_eq!(pages.disown(&first), [range.clone()]);
+    assert_eq!(pages.watch(first.clone(), pages.moment()), Watched::Impossible);
+    pages.own_shared(range.start);
+    pages.own_shared(other.start);
+    assert_eq!(pages.disown_all().len(), 2);
+    assert!(!pages.owns_shared());
+    // The process has forked.
+    pages.own_shared(range.start);
+    assert!(!pages.owns_shared());
+    assert_eq!(pages.watch(first, pages.moment()), Watched::Impossible);
+}
+
+#[test]
+fn owned_memory_whose_file_may_change_is_not_relied_on() {
+    let range = map(READ_WRITE_EXECUTE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+    let pages = known(&range);
+    pages.own_shared(range.start);
+    let inode = pages.state().mappings.at(range.start).and_then(|m| m.file).expect("a file").inode;
+    assert!(pages.owns_file(inode) && pages.is_shared(range.clone()));
+    assert_eq!(pages.file_may_change(inode), std::slice::from_ref(&range));
+    assert_eq!(pages.watch(range.clone(), pages.moment()), Watched::Impossible);
+}

@@ -149,6 +149,7 @@ macro_rules! for_each_guest {
             brk: "brk.c",
             brk_no_pie: "brk.c" .flags(&["-no-pie"]),
             low_break: "low_break.c" .flags(&["-no-pie"]),
+            shared_code: "shared_code.c" .flags(&["-pthread"]),
             gaps: "gaps.c",
             gaps_static: "gaps.c" .flags(&["-static"]),
             gaps_high: "gaps.c" .flags(&["-static", "-Wl,-Ttext-segment=0x3f000000"]),

@@ -315,6 +315,7 @@ impl System {
         engine: &mut dyn Engine,
         request: &Request,
     ) -> Done {
+        self.disown_all(engine);
         // The child forgets accepted signals, since they are its parent's. A signal that was sent
         // to the child must not be accepted before that.
         let Some(closed) = Closed::close(context, Extent::All) else { return Done::Restart };

@@ -118,6 +118,10 @@ impl System {
                 }
             }
             libc::SYS_remap_file_pages if refused => Done::error(libc::EINVAL),
+            libc::SYS_remap_file_pages => {
+                self.disown(engine, &range);
+                self.pass_and_forget(engine, call, range)
+            }
             libc::SYS_madvise if !changes_contents(call.args[2] as i32) => self.pass(call),
             libc::SYS_shmat => self.shmat(engine, call),
             // Where a segment ends only the kernel knows.
@@ -262,10 +266,16 @@ impl System {
         if !private && changes {
             engine.private_memory_lost();
         }
+        if !private && anonymous {
+            self.process.pages().own_shared(start as u64);
+        }
+        let may_be_unseen = executable || !private;
         if !anonymous
-            && (executable || !private)
+            && (may_be_unseen || self.process.pages().owns_shared())
             && let Some(inode) = inode_of(fd)
-            && (is_open_for_writing(fd) || executable && is_written_elsewhere(inode))
+            && (self.process.pages().owns_file(inode)
+                || may_be_unseen && is_open_for_writing(fd)
+                || executable && is_written_elsewhere(inode))
         {
             // Code of this file, in this mapping or an earlier one, may change without a fault of
             // a guarded page.
@@ -346,6 +356,8 @@ impl System {
                 done
             };
         }
+        // The old place may go on to show the same memory.
+        self.disown(engine, &from);
         let replaced = if fixed { to } else { 0..0 };
         let left = pages(old, old_len);
         let change =

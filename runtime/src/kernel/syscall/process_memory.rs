@@ -45,8 +45,7 @@ impl System {
         {
             if is_memory(fd as i32) {
                 self.process.pages().set_written_as_file();
-            } else if let Some(inode) =
-                inode_of(fd as i32).filter(|inode| self.process.pages().has_code_of(*inode))
+            } else if let Some(inode) = inode_of(fd as i32).filter(|inode| self.may_be_code(*inode))
             {
                 self.file_may_change(engine, inode);
             }
@@ -54,13 +53,35 @@ impl System {
         done
     }
 
+    /// Is code of this file mapped, or may what is mapped of it become code?
+    fn may_be_code(&self, inode: u64) -> bool {
+        let pages = self.process.pages();
+        pages.has_code_of(inode) || pages.owns_file(inode)
+    }
+
+    /// What is mapped in `range` may be shown elsewhere, too, from now on.
+    pub(super) fn disown(&self, engine: &mut dyn Engine, range: &Range<u64>) {
+        let pages = self.process.pages();
+        self.drop_shared(engine, pages.disown(range));
+    }
+
+    /// From now on another process may have this one's shared memory.
+    pub(crate) fn disown_all(&self, engine: &mut dyn Engine) {
+        let pages = self.process.pages();
+        self.drop_shared(engine, pages.disown_all());
+    }
+
     /// From now on the contents of a file may change without a write to a guarded page. Drops what
     /// was made from the file's code.
     pub(super) fn file_may_change(&self, engine: &mut dyn Engine, inode: u64) {
         let pages = self.process.pages();
-        let code = pages.file_may_change(inode);
-        if !code.is_empty() {
-            pages.changed(engine, code);
+        self.drop_shared(engine, pages.file_may_change(inode));
+    }
+
+    /// Drops what was made from these ranges, which may change unseen from now on.
+    fn drop_shared(&self, engine: &mut dyn Engine, ranges: Vec<Range<u64>>) {
+        if !ranges.is_empty() {
+            self.process.pages().changed(engine, ranges);
         }
     }
 
