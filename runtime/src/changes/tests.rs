@@ -332,7 +332,7 @@ fn shared_memory_that_nothing_else_shows_changes_as_private_memory_does() {
     assert_eq!(pages.fetchable(other.start, 8), 8);
     assert_eq!(pages.watch(other.start..other.start + 8, pages.moment()), Watched::Impossible);
     assert!(pages.disown(&other).is_empty());
-    assert_eq!(pages.disown(&first), [range.clone()]);
+    assert_eq!(pages.disown(&first), std::slice::from_ref(&range));
     assert_eq!(pages.watch(first.clone(), pages.moment()), Watched::Impossible);
     pages.own_shared(range.start);
     pages.own_shared(other.start);
