@@ -6,10 +6,11 @@
 //! * A guest that crashes has the same wait status as natively.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, Permissions};
+use std::fs;
+use std::io::Write;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -35,8 +36,7 @@ fn guest(name: &str) -> PathBuf {
 }
 
 fn write(path: &Path, bytes: impl AsRef<[u8]>, mode: u32) {
-    fs::write(path, bytes).expect("write a file");
-    fs::set_permissions(path, Permissions::from_mode(mode)).expect("set its mode");
+    scratch::write_program(path, bytes.as_ref(), mode).expect("a program");
 }
 
 fn dynasour(directory: &Path, words: &[&str]) -> Outcome {
@@ -457,7 +457,6 @@ fn same(native: &Output, ours: &Output, what: &str) {
 
 /// Runs a command with these bytes on its standard input.
 fn piped(command: &mut Command, input: &[u8]) -> Output {
-    use std::io::Write;
     use std::process::Stdio;
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("start a command");

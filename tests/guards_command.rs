@@ -4,7 +4,6 @@ use dynasour_testkit::run::{Invocation, Outcome, Status, refused, text};
 use dynasour_testkit::{build, list, scratch};
 use serde_json::Value;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -72,8 +71,8 @@ fn guards(directory: &Path, words: &[&str]) -> Outcome {
 
 fn script(directory: &Path, body: &str) -> String {
     let path = directory.join("program");
-    fs::write(&path, format!("#!/bin/sh\n{body}\n")).expect("written");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("made executable");
+    let text = format!("#!/bin/sh\n{body}\n");
+    scratch::write_program(&path, text.as_bytes(), 0o755).expect("written");
     path.into_os_string().into_string().expect("UTF-8")
 }
 

@@ -1,7 +1,6 @@
 //! Tests of the test harness: it must accept equal runs and report each kind of difference.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,9 +20,8 @@ fn temporary(name: &str) -> PathBuf {
 /// in `"$@"`.
 fn lab_with_launcher(name: &str, body: &str) -> Lab {
     let path = temporary(name).join("launcher");
-    fs::write(&path, format!("#!/bin/sh\n{body}\n")).expect("write the launcher");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
-        .expect("make the launcher executable");
+    let text = format!("#!/bin/sh\n{body}\n");
+    scratch::write_program(&path, text.as_bytes(), 0o755).expect("write the launcher");
     let mut lab = Lab::new(env!("CARGO_BIN_EXE_dynasour"), env!("CARGO_TARGET_TMPDIR"));
     lab.launcher = Launcher::Substitute(vec![path.into_os_string()]);
     lab

@@ -1,9 +1,12 @@
 //! Scratch directories, and the comparison of the files that programs leave in them.
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 /// One directory entry, without times and inode numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +34,30 @@ pub fn fresh(directory: &Path) -> Result<(), String> {
         fs::remove_dir_all(directory).map_err(fail)?;
     }
     fs::create_dir_all(directory).map_err(fail)
+}
+
+/// Writes a file that is to be executed, with these permission bits. Another process does, since a file
+/// that is open for writing cannot be executed, and a child that another test has just made has all
+/// open files of this process until it executes its program.
+///
+/// # Errors
+/// The system's message with the path.
+pub fn write_program(path: &Path, bytes: &[u8], mode: u32) -> Result<(), String> {
+    let fail = |error: std::io::Error| format!("{}: {error}", path.display());
+    let mut of = OsString::from("of=");
+    of.push(path);
+    let mut writer = Command::new("dd")
+        .args([OsStr::new("status=none"), &of])
+        .stdin(Stdio::piped())
+        .spawn()
+        .map_err(fail)?;
+    let written = writer.stdin.take().map_or(Ok(()), |mut pipe| pipe.write_all(bytes));
+    let status = writer.wait().map_err(fail)?;
+    written.map_err(fail)?;
+    if !status.success() {
+        return Err(format!("{}: dd: {status}", path.display()));
+    }
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(fail)
 }
 
 /// Reads everything below `directory`, except paths that `ignored` accepts.
