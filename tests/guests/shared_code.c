@@ -10,15 +10,9 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "guest.h"
 
 #define SIZE 8192
-#define CHECK(c) \
-    do { \
-        if (!(c)) { \
-            printf("line %d: %s\n", __LINE__, #c); \
-            exit(1); \
-        } \
-    } while (0)
 
 typedef int function(int *);
 

@@ -38,6 +38,8 @@ const SITE: u64 = 8;
 const MOST: usize = 256;
 /// The top byte of a displacement that leads from an image to behind the code cache.
 const FAR: u32 = 0x40;
+/// How many top bytes lead forward; the last of them leads past [`ROOM`].
+const FORWARD: u32 = 0x7f;
 /// The addresses at which pages may lie: near the code cache, and not where guests expect nothing.
 const ROOM: Range<u64> = 0x1_0000..0x7f00_0000;
 
@@ -94,7 +96,7 @@ fn map_near(site: u64, (mask, value): (u32, u32)) -> Option<u64> {
     // of many there.
     let is_free = |byte: u32| mask >> (8 * byte) & 0xff == 0;
     // Far from images first: a guest may look for gaps near those (opcache does).
-    let (first_top, tops) = if is_free(3) { (FAR, 0x7f) } else { (0, 1) };
+    let (first_top, tops) = if is_free(3) { (FAR, FORWARD) } else { (0, 1) };
     let seconds = if is_free(2) { 0..0x100 } else { 0..1 };
     // A site near the end of a page: to the beginning of the next one.
     let low = match value & 0xffff {
@@ -105,7 +107,7 @@ fn map_near(site: u64, (mask, value): (u32, u32)) -> Option<u64> {
     };
     let mut tries = 0;
     for second in seconds.step_by(0x11) {
-        for top in (0..tops).map(|n| (first_top + n) % 0x7f) {
+        for top in (0..tops).map(|n| (first_top + n) % FORWARD) {
             let displacement = value | top << 24 | second << 16 | low;
             let at = (site + LEN as u64).wrapping_add(i64::from(displacement as i32) as u64);
             let page = page_down(at);
