@@ -44,7 +44,7 @@ mod iterations;
 mod promoted;
 
 use crate::assumptions::{Assumption, Place};
-use crate::definitions::Definitions;
+use crate::definitions::{Definitions, Given};
 use crate::entry_guards::speculate_registers;
 use crate::guests::{self, GuestLoop, ObservedLoad};
 use crate::policy::SpeculationPolicy;
@@ -284,7 +284,8 @@ fn promoted_alone(
     let jumps: Vec<Operand> =
         notes.jumps.iter().filter(|j| is_dispatch(&path.steps[j.1])).map(|j| j.0).collect();
     let positions = guests::positions_if(guest.is_by_position, &defs, &jumps);
-    let mut promoted = guests::promotions(&defs, &jumps, &positions, guest.stable);
+    let given = Given { stable: guest.stable, greens: &guest.greens, positions: &positions };
+    let mut promoted = guests::promotions(&defs, &jumps, given);
     let origins: FxHashMap<Value, (usize, usize)> = notes.origins.iter().copied().collect();
     let origin_of = |v: &Value| origins.get(v).copied();
     let keys: Origins = promoted.iter().filter_map(origin_of).collect();

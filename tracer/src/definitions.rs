@@ -11,6 +11,7 @@
 //! Data: [`Definitions`], for one path. Invariant: the instructions are in order, each value is defined before it
 //! is used. Callers: [`crate::guests`], [`crate::positions`] and [`crate::build`]; no lock.
 
+use crate::guests::Green;
 use dynasour_ir::{Gpr, Inst, Loc, Mem, Op, Operand, Ty, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -25,6 +26,27 @@ pub(crate) struct Definitions<'v> {
     based: FxHashMap<Value, (Gpr, i64)>,
     /// The stores to such addresses, in order.
     stores: FxHashMap<(Gpr, i64, Ty), Vec<usize>>,
+}
+
+/// What may be assumed of the state from which a dispatch follows.
+#[derive(Clone, Copy)]
+pub(crate) struct Given<'a> {
+    /// The registers that are the same at each passage of the head: bit n is register n.
+    pub stable: u16,
+    /// The greens of the head.
+    pub greens: &'a [Green],
+    /// The positions in the interpreted program.
+    pub positions: &'a FxHashSet<Value>,
+}
+
+impl Given<'_> {
+    /// May what is at this place be assumed: the register's value at the head plus a constant? A word there
+    /// that is no green is an object of the interpreted program, such as its stack's top, which may be another
+    /// one the next time.
+    fn may_assume(&self, (base, disp): (Gpr, i64), ty: Ty) -> bool {
+        let is_green = || self.greens.contains(&Green::Slot(base, disp, ty));
+        self.stable & 1 << base.number() != 0 && (ty != Ty::I64 || is_green())
+    }
 }
 
 impl<'v> Definitions<'v> {
@@ -150,17 +172,14 @@ impl<'v> Definitions<'v> {
     }
 
     /// Does `operand` follow from constants if the values in `found` are assumed? Adds to `found` the loads and
-    /// conditions that must be assumed too; of `positions` that are loaded from objects, the values. `stable` are
-    /// the registers that are the same at each passage of the head. Visits at most `budget` values, which it
-    /// counts down.
+    /// conditions that must be assumed too. Visits at most `budget` values, which it counts down.
     pub fn follows(
         &self,
         operand: Operand,
-        (stable, positions): (u16, &FxHashSet<Value>),
+        given: Given<'_>,
         found: &mut FxHashSet<Value>,
         budget: &mut usize,
     ) -> bool {
-        let given = (stable, positions);
         let Operand::Value(v) = operand else { return true };
         if found.contains(&v) {
             return true;
@@ -174,12 +193,15 @@ impl<'v> Definitions<'v> {
         };
         match (inst.op, inst.mem) {
             (Op::Load, Some(mem)) => {
-                let slot =
-                    self.slot(inst, &mem).is_some_and(|(g, _)| stable & 1 << g.number() != 0);
-                let known = slot
-                    || mem.seg.is_none()
-                        && (self.is_loaded_position(v, positions)
-                            || inst.args.iter().all(|a| self.follows(*a, given, found, budget)));
+                let known = match (self.stored_before(v), self.slot(inst, &mem)) {
+                    (Some(stored), _) => self.follows(stored, given, found, budget),
+                    (None, Some(slot)) if given.may_assume(slot, inst.ty) => true,
+                    _ => {
+                        mem.seg.is_none()
+                            && (self.is_loaded_position(v, given.positions)
+                                || inst.args.iter().all(|a| self.follows(*a, given, found, budget)))
+                    }
+                };
                 if known {
                     found.insert(v);
                 }

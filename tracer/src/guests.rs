@@ -25,7 +25,7 @@
 //! [`crate::TraceSelector`]; the recorder and the runtime call it on that thread, without a lock.
 
 use crate::build::{self, Path, Step, TraceShape};
-use crate::definitions::Definitions;
+use crate::definitions::{Definitions, Given};
 use crate::policy::DefaultPolicy;
 use crate::positions::positions;
 use crate::recorder::Transfer;
@@ -345,6 +345,8 @@ impl DispatchHeads {
 pub struct GuestLoop {
     /// The values of the greens at the head.
     pub key: Key,
+    /// The greens.
+    pub greens: Vec<Green>,
     /// Greens that are registers, with their values at the head.
     pub registers: Vec<(Gpr, u64)>,
     /// Registers that had the same value at each passage of the head: bit n is register n.
@@ -586,19 +588,18 @@ pub(crate) fn promote_operands(
     added
 }
 
-/// The values that must be assumed so that the targets of `jumps`, with these `positions`, are constants. A jump whose
-/// target cannot be made constant is left out.
+/// The values that must be assumed so that the targets of `jumps` are constants. A jump whose target cannot be made
+/// constant is left out.
 pub(crate) fn promotions(
     defs: &Definitions<'_>,
     jumps: &[Operand],
-    positions: &FxHashSet<Value>,
-    stable: u16,
+    given: Given<'_>,
 ) -> FxHashSet<Value> {
     let mut all = FxHashSet::default();
     for jump in jumps {
         let mut found = all.clone();
         let mut budget = MAX_SLICE;
-        if defs.follows(*jump, (stable, positions), &mut found, &mut budget) {
+        if defs.follows(*jump, given, &mut found, &mut budget) {
             all = found;
         }
     }

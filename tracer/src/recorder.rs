@@ -500,6 +500,7 @@ impl Recorder {
             let assumes_operands = heads.assumes_operands(head);
             let guest = GuestLoop {
                 key: key.clone(),
+                greens: heads.greens(head).to_vec(),
                 registers,
                 stable,
                 telling,
