@@ -37,7 +37,7 @@ use crate::defs::Defs;
 use crate::op::Op;
 use crate::origin::{Origin, OriginKind, Origins};
 use crate::predict::{Prediction, predict, value_of};
-use crate::types::{Operand, Ty};
+use crate::types::{Operand, Ty, Value};
 use crate::version::{Inst, Version};
 use rustc_hash::FxHashSet;
 
@@ -202,29 +202,39 @@ impl Misses {
     }
 }
 
-/// Instructions that compute a linear form with at least one term.
+/// Instructions that compute a linear form with at least one term. What is subtracted is computed apart,
+/// with the offset: it is that of a group, which does not change in the loop.
 fn materialise(form: &Linear, mut emit: impl FnMut(Op, &[Operand]) -> Operand) -> Operand {
-    let mut sum: Option<Operand> = None;
-    // Positive terms first, so that the others can be subtracted.
-    let mut terms = form.terms.clone();
-    terms.sort_by_key(|(_, c)| (*c as i64) < 0);
-    for (v, c) in terms {
-        let negative = (c as i64) < 0;
-        let magnitude = if negative { c.wrapping_neg() } else { c };
-        let term = match magnitude {
-            1 => v.into(),
-            m => emit(Op::Mul, &[v.into(), Operand::Const(m)]),
-        };
-        sum = Some(match (sum, negative) {
-            (None, false) => term,
-            (None, true) => emit(Op::Neg, &[term]),
-            (Some(s), false) => emit(Op::Add, &[s, term]),
-            (Some(s), true) => emit(Op::Sub, &[s, term]),
-        });
-    }
-    let sum = sum.unwrap_or(Operand::Const(0));
-    match form.offset {
-        0 => sum,
-        offset => emit(Op::Add, &[sum, Operand::Const(offset)]),
+    let is_negative = |(_, c): &&(Value, u64)| (*c as i64) < 0;
+    let mut sum_of = |terms: &mut dyn Iterator<Item = (Value, u64)>, offset: u64| {
+        let mut sum: Option<Operand> = None;
+        for (v, c) in terms {
+            let term = match c {
+                1 => v.into(),
+                c => emit(Op::Mul, &[v.into(), Operand::Const(c)]),
+            };
+            sum = Some(sum.map_or(term, |sum| emit(Op::Add, &[sum, term])));
+        }
+        match (sum, offset) {
+            (Some(sum), 0) => sum,
+            (Some(sum), offset) => emit(Op::Add, &[sum, Operand::Const(offset)]),
+            (None, offset) => Operand::Const(offset),
+        }
+    };
+    let negative = form.terms.iter().filter(is_negative);
+    let subtracted = match negative.clone().next() {
+        Some(_) => {
+            let mut terms = negative.map(|(v, c)| (*v, c.wrapping_neg()));
+            Some(sum_of(&mut terms, form.offset.wrapping_neg()))
+        }
+        None => None,
+    };
+    let mut positive = form.terms.iter().filter(|term| !is_negative(term)).copied();
+    match subtracted {
+        Some(subtracted) => {
+            let sum = sum_of(&mut positive, 0);
+            emit(Op::Sub, &[sum, subtracted])
+        }
+        None => sum_of(&mut positive, form.offset),
     }
 }

@@ -47,6 +47,13 @@ const MAX_STEADY_SPAN: u64 = 1 << 31;
 const MAX_GROUPS: usize = 8;
 /// Most guards for one span and group if nothing is predicted (guess: one of many fails sooner).
 const MOST_UNPREDICTED: usize = 3;
+/// A span that is predicted to be this far from a group, in bytes, is guarded with a margin (guess: the
+/// heap's distance from the stack is much larger).
+const FAR: u64 = 1 << 20;
+/// That margin, in bytes (guess: most objects are smaller).
+const MARGIN: u64 = 1 << 13;
+/// The longest group with such guards, in bytes, so that the guard's constants have 32 bits.
+const MAX_WIDE: u64 = 1 << 30;
 /// A gap reaches at most this far in bytes beyond a span, so that the guard's constant has 32 bits.
 const REACH: u64 = 1 << 30;
 
@@ -201,7 +208,9 @@ impl Plan {
             return if each.len() > MOST_UNPREDICTED { Vec::new() } else { each };
         };
         let start = base.wrapping_add(span.range.offset).wrapping_sub(*other);
-        all_but_gap(start, span.range.size.into(), &others).into_iter().collect()
+        let all: Vec<&Location> = group.slots.iter().map(|slot| &slot.location).collect();
+        let wide = around(&span.range, start, &all);
+        wide.or_else(|| all_but_gap(start, span.range.size.into(), &others)).into_iter().collect()
     }
 }
 
@@ -219,6 +228,29 @@ fn joined<'l>(locations: impl Iterator<Item = &'l Location>) -> Vec<Forbidden> {
         list.push(Forbidden { start: *location, size: location.size.into() });
     }
     list
+}
+
+/// If `span`, from `start` on, is far from all `others`: what its key's offset 0 must miss, so that
+/// all spans near that do. So one guard serves them all, and its constants are those of the guards of
+/// other keys. `start` is an offset of the key of `others`.
+fn around(span: &Location, start: u64, others: &[&Location]) -> Option<Forbidden> {
+    // The group's bytes, as offsets from its first slot: the gap that wraps around is the rest.
+    let first = others.iter().min_by_key(|o| o.offset as i64)?;
+    let end_of = |o: &Location| o.offset.wrapping_sub(first.offset).wrapping_add(o.size.into());
+    let size = others.iter().map(|o| end_of(o)).max()?;
+    let w = u64::from(span.size) - 1;
+    let is_near = |offset: u64| offset.wrapping_add(MARGIN) < 2 * MARGIN;
+    let after = start.wrapping_sub(first.offset).wrapping_sub(size);
+    let before = first.offset.wrapping_sub(start).wrapping_sub(w + 1);
+    if size > MAX_WIDE || after < FAR || before < FAR || !is_near(span.offset) || w >= MARGIN {
+        return None;
+    }
+    if !is_near(span.offset.wrapping_add(w)) {
+        return None;
+    }
+    let low = first.offset.wrapping_sub(MARGIN);
+    let start = Location { offset: low.wrapping_add(span.offset).wrapping_add(w), ..**first };
+    Some(Forbidden { start, size: (size + 2 * MARGIN).checked_sub(w)? })
 }
 
 /// All but the gap between `others` in which `size` bytes from `start` lie; both are offsets of one

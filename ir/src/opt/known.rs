@@ -185,6 +185,16 @@ impl Known {
                 let fits = a.bounds.umax <= ty.mask();
                 if fits { low.within(unsigned(a.bounds.umin, a.bounds.umax, ty), ty) } else { low }
             }
+            (Op::Insert8Low | Op::Insert8High | Op::Insert16, [old, new]) => {
+                let (width, at) = match op {
+                    Op::Insert8Low => (0xff, 0),
+                    Op::Insert8High => (0xff, 8),
+                    _ => (0xffff, 0),
+                };
+                let (kept, part) = (!(width << at), |bits: u64| (bits & width) << at);
+                let zeros = old.zeros & kept | part(new.zeros);
+                Known::bits(zeros, old.ones & kept | part(new.ones), ty)
+            }
             (Op::Eq | Op::Ne | Op::LtS | Op::LtU | Op::LeS | Op::LeU, [a, b]) => {
                 let apart = a.ones & b.zeros | a.zeros & b.ones;
                 let differ = matches!(op, Op::Eq | Op::Ne) && apart & ty.mask() != 0;
@@ -341,6 +351,26 @@ mod tests {
         }
         assert!(known.contains(witness, ty), "{witness} is in {known:?}");
         known
+    }
+
+    #[test]
+    fn what_is_inserted_is_known_with_what_is_kept() {
+        let kept = Known::bits(0xff0000, 0x12, Ty::I64);
+        let of = |op, part, ty| {
+            let said = Known::of(op, Ty::I64, Ty::I64, &[kept, Known::constant(part, ty)], &[]);
+            (said.zeros, said.ones)
+        };
+        assert_eq!(of(Op::Insert8Low, 0x64, Ty::I8), (0xff009b, 0x64));
+        assert_eq!(of(Op::Insert8High, 0x64, Ty::I8), (0xff9b00, 0x6412));
+        assert_eq!(of(Op::Insert16, 0x164, Ty::I16), (0xfffe9b, 0x164));
+        let anything = Known::of(
+            Op::Insert8Low,
+            Ty::I64,
+            Ty::I64,
+            &[Known::all(Ty::I64), Known::constant(0x64, Ty::I8)],
+            &[],
+        );
+        assert_eq!((anything.zeros, anything.ones), (0x9b, 0x64));
     }
 
     /// All of i8: whatever the operands are, the result is a member of the set that the operation

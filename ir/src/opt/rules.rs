@@ -334,7 +334,25 @@ fn trunc(n: &mut Numbering, e: &Expr) -> Rewrite {
         Op::And if y.as_const().is_some_and(|c| c & e.ty.mask() == e.ty.mask()) => {
             again(Op::Trunc, e.ty, &[x])
         }
+        Op::And | Op::Or | Op::Xor => match (inserted(n, x, e.ty), y) {
+            (Some(low), Const(c)) => again(op, e.ty, &[low, Const(c & e.ty.mask())]),
+            _ => Rewrite::Keep,
+        },
         _ => Rewrite::Keep,
+    }
+}
+
+/// The low bits of `x`, if they are a part of this type that was inserted into it.
+fn inserted(n: &Numbering, mut x: Operand, ty: Ty) -> Option<Operand> {
+    loop {
+        let Expr { op, args: [y, low, _], .. } = n.def(x)?;
+        match op {
+            Op::Insert8Low if ty == Ty::I8 => return Some(low),
+            Op::Insert16 if ty == Ty::I16 => return Some(low),
+            Op::Trunc => x = y,
+            Op::Zext(from) | Op::Sext(from) if from.bits() >= ty.bits() => x = y,
+            _ => return None,
+        }
     }
 }
 
