@@ -39,7 +39,7 @@ use std::path::{Path, PathBuf};
 pub use error::{LoadError, Reason};
 use executable::Ask;
 pub use executable::resolve_command;
-pub use stack::StackLayout;
+pub use stack::{StackLayout, StackPlace};
 
 use crate::space::{self, Brk, page_up};
 use header::Headers;
@@ -104,8 +104,8 @@ pub struct Loaded {
     pub entry_pc: u64,
     /// The program's own entry point (AT_ENTRY).
     pub program_entry: u64,
-    /// The stack's addresses, without the guard region below.
-    pub stack: Range<u64>,
+    /// Where the stack is.
+    pub stack: StackPlace,
     /// Addresses of the stack's contents; all registers but rsp start as zero.
     pub places: StackLayout,
     /// The program break, still empty.
@@ -336,14 +336,14 @@ impl Plan {
         if let Some((_, image)) = &mut linker {
             image.unmap_holes()?;
         }
-        let stack_range = stack.range.clone();
+        let stack_place = stack.place();
         stack.commit();
         let images = [Some(image), linker.map(|(_, image)| image)];
         let images = images.into_iter().flatten().map(Image::commit).collect();
         Ok(Loaded {
             entry_pc,
             program_entry,
-            stack: stack_range,
+            stack: stack_place,
             places,
             brk,
             exe_path: self.program.canonical_path(),

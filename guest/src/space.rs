@@ -201,7 +201,7 @@ pub fn map_low(
 }
 
 /// The soft limit of `resource`, `u64::MAX` when unlimited or unknown.
-pub(crate) fn soft_limit(resource: libc::__rlimit_resource_t) -> u64 {
+pub fn soft_limit(resource: libc::__rlimit_resource_t) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: `limit` is a valid place for the answer.
     unsafe { libc::getrlimit(resource, &mut limit) };

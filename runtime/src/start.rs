@@ -120,7 +120,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     unsafe { system.start(context, hooks) }.map_err(setup)?;
     let images = loaded.images.iter().map(|image| image.range.clone());
     system
-        .protect_host(&images.chain([loaded.stack.clone()]).collect::<Vec<_>>())
+        .protect_host(&images.chain([loaded.stack.range.clone()]).collect::<Vec<_>>())
         .map_err(setup)?;
     process::assume_identity(&loaded);
     let ending = dispatcher.run(context, &mut system);

@@ -174,7 +174,7 @@ impl Lockstep {
                 .any(|i| i.range.start <= m.range.start && m.range.end <= i.range.end)
         };
         let mut writable: Vec<_> = images.filter(inside).map(|m| m.range.clone()).collect();
-        writable.push(loaded.stack.clone());
+        writable.push(loaded.stack.range.clone());
 
         let mut context = ThreadContext::new();
         context.rip = loaded.entry_pc;

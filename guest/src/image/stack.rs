@@ -20,6 +20,7 @@
 use std::ffi::{CStr, CString};
 use std::ops::Range;
 
+use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags};
 
 use super::auxv::AT_NULL;
@@ -34,7 +35,8 @@ const MAX_STRING: usize = 32 * PAGE as usize;
 const ARGUMENT_SPACE: Range<u64> = 128 << 10..6 << 20;
 
 /// Sizes in bytes that a guest's stack can have (guess; a smaller one overflows in ordinary
-/// programs, a larger one needs address space that other mappings want).
+/// programs, a larger one needs address space that other mappings want). There is address space for the
+/// largest, if the kernel has so much.
 const STACK_SIZE: Range<u64> = 256 << 10..1 << 30;
 
 /// Bytes left unmapped below the guest's stack (the kernel's stack_guard_gap).
@@ -162,6 +164,65 @@ impl Contents<'_> {
     }
 }
 
+/// The bytes of a stack with this limit.
+fn size_for(limit: u64) -> u64 {
+    let size = limit.clamp(STACK_SIZE.start, STACK_SIZE.end);
+    page_up(size).unwrap_or(STACK_SIZE.end)
+}
+
+/// How a stack is mapped, besides private. The kernel never grows it, because something is mapped below; but
+/// it counts what grows as stack, not as data (`RLIMIT_DATA`).
+fn flags() -> MapFlags {
+    MapFlags::MAP_NORESERVE | MapFlags::MAP_STACK | MapFlags::MAP_GROWSDOWN
+}
+
+/// Where the first thread's stack is, and where it may grow.
+///
+/// It is mapped as large as its limit, where the kernel's own would grow when it is used. The address space
+/// below is kept inaccessible for a higher limit.
+///
+/// ```text
+///    lowest              range.start                       range.end
+///      │ kept inaccessible     │ the guest's                   │
+/// ```
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct StackPlace {
+    /// The stack's addresses, without the guard region below.
+    pub range: Range<u64>,
+    /// The lowest address that the stack may get.
+    pub lowest: u64,
+}
+
+impl StackPlace {
+    /// Where the stack begins with this limit, in bytes.
+    pub fn start_for(&self, limit: u64) -> u64 {
+        self.range.end.saturating_sub(size_for(limit)).max(self.lowest)
+    }
+
+    /// Makes the stack begin at `start`, a page above [`StackPlace::lowest`]: below its present start, the new
+    /// pages are zero and have this protection; above, the pages that it loses are inaccessible.
+    ///
+    /// # Errors
+    /// The kernel's: nothing has changed then.
+    ///
+    /// # Safety
+    /// Nothing refers to the pages that the stack loses.
+    pub unsafe fn resize(&mut self, start: u64, prot: ProtFlags) -> Result<(), Errno> {
+        let (range, prot) = match start < self.range.start {
+            true => (start..self.range.start, prot),
+            false => (self.range.start..start, ProtFlags::PROT_NONE),
+        };
+        if !range.is_empty() {
+            let mut pages = Reservation::adopt(range.start, range.end - range.start);
+            let mapped = pages.map_zeroed(range, prot, flags());
+            pages.commit();
+            mapped?;
+        }
+        self.range.start = start;
+        Ok(())
+    }
+}
+
 /// A stack that is mapped, and unmapped again unless committed.
 pub(super) struct Stack {
     pub(super) range: Range<u64>,
@@ -172,16 +233,21 @@ impl Stack {
     /// Maps an empty stack of about `limit` bytes, with a guard region below. The kernel allocates
     /// its pages on first use.
     pub(super) fn map(limit: u64, executable: bool) -> Result<Stack, Reason> {
-        let size = limit.clamp(STACK_SIZE.start, STACK_SIZE.end);
-        let size = page_up(size).unwrap_or(STACK_SIZE.end);
+        let size = size_for(limit);
         let failed = |errno| Reason::CannotMap { what: format!("a stack of {size} bytes"), errno };
-        let mut reservation = Reservation::anywhere(GUARD + size, PAGE).map_err(failed)?;
-        let range = reservation.start() + GUARD..reservation.end();
+        let reserve = |size| Reservation::anywhere(GUARD + size, PAGE);
+        let reserved = reserve(STACK_SIZE.end).or_else(|_| reserve(size));
+        let mut reservation = reserved.map_err(failed)?;
+        let range = reservation.end() - size..reservation.end();
         let mut prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         prot.set(ProtFlags::PROT_EXEC, executable);
-        let flags = MapFlags::MAP_NORESERVE | MapFlags::MAP_STACK;
-        reservation.map_zeroed(range.clone(), prot, flags).map_err(failed)?;
+        reservation.map_zeroed(range.clone(), prot, flags()).map_err(failed)?;
         Ok(Stack { range, reservation })
+    }
+
+    /// The stack's place.
+    pub(super) fn place(&self) -> StackPlace {
+        StackPlace { range: self.range.clone(), lowest: self.reservation.start() + GUARD }
     }
 
     /// Fills in the initial contents.

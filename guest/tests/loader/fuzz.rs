@@ -139,7 +139,7 @@ fn settled_maps() -> Vec<MapEntry> {
 /// Checks that a load has changed no mapping outside the ranges that it reports.
 fn check_loaded(loaded: &Loaded, before: &[MapEntry]) {
     let mut new: Vec<_> = loaded.images.iter().map(|image| image.range.clone()).collect();
-    new.push(loaded.stack.clone());
+    new.push(loaded.stack.range.clone());
     for (i, range) in new.iter().enumerate() {
         assert!(range.start < range.end);
         assert!(
@@ -162,7 +162,7 @@ fn check_loaded(loaded: &Loaded, before: &[MapEntry]) {
     assert!(loaded.images[0].range.contains(&loaded.program_entry));
     assert!(loaded.images.iter().any(|image| image.range.contains(&loaded.entry_pc)));
     assert!(
-        loaded.stack.contains(&loaded.places.stack_pointer)
+        loaded.stack.range.contains(&loaded.places.stack_pointer)
             && loaded.places.stack_pointer.is_multiple_of(16)
     );
 }

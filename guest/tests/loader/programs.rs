@@ -85,13 +85,13 @@ fn stack_and_placement() {
                 .expect("accepted")
                 .load(&c_strings(&["x"]), &[], &options)
                 .expect("loaded");
-            assert_eq!(loaded.stack.end - loaded.stack.start, 1 << 20);
-            assert!(loaded.stack.contains(&loaded.places.stack_pointer));
+            assert_eq!(loaded.stack.range.end - loaded.stack.range.start, 1 << 20);
+            assert!(loaded.stack.range.contains(&loaded.places.stack_pointer));
             let maps = space::maps().expect("maps");
             let at = |address: u64| maps.iter().find(|entry| entry.range.contains(&address));
             let stack = at(loaded.places.stack_pointer).expect("stack");
             assert_eq!(stack.prot.contains(ProtFlags::PROT_EXEC), expected);
-            assert_eq!(at(loaded.stack.start - 1).expect("guard").prot, ProtFlags::PROT_NONE);
+            assert_eq!(at(loaded.stack.range.start - 1).expect("guard").prot, ProtFlags::PROT_NONE);
             assert!(loaded.places.stack_pointer > LOW.end);
 
             assert_eq!(loaded.images.len(), 2);

@@ -148,6 +148,7 @@ macro_rules! for_each_guest {
             mmap: "mmap.c",
             brk: "brk.c",
             brk_no_pie: "brk.c" .flags(&["-no-pie"]),
+            stack_limit: "stack_limit.c" .flags(&["-pthread"]) .exits(5),
             low_break: "low_break.c" .flags(&["-no-pie"]),
             shared_code: "shared_code.c" .flags(&["-pthread"]),
             gaps: "gaps.c",

@@ -148,9 +148,13 @@ pub fn map() {
             )
         };
         if mapped as u64 == at {
-            // SAFETY: the first page of the new mapping.
+            let rights = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: the first page of the new mapping, which nothing refers to.
             unsafe {
-                libc::mprotect(mapped, PAGE as usize, libc::PROT_READ | libc::PROT_WRITE);
+                if libc::mprotect(mapped, PAGE as usize, rights) != 0 {
+                    libc::munmap(mapped, SIZE as usize);
+                    return;
+                }
                 ((at + LEFT) as *mut u64).write(super::in_place::left_address());
             }
             START.store(at, Ordering::Relaxed);

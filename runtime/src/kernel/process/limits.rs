@@ -80,20 +80,29 @@ impl std::str::FromStr for Limit {
     }
 }
 
+/// The addresses of the new limit and of the place for the old one, each 0 if there is none, if this
+/// `getrlimit`, `setrlimit` or `prlimit64` is about this resource of this process.
+fn about(resource: libc::__rlimit_resource_t, nr: i64, call: &Call) -> Option<(u64, u64)> {
+    let [first, second, third, fourth, ..] = call.args;
+    let (pid, asked, new, old) = match nr {
+        libc::SYS_getrlimit => (0, first, 0, second),
+        libc::SYS_setrlimit => (0, first, second, 0),
+        _ => (first as i32, second, third, fourth),
+    };
+    let is_own = pid == 0 || u32::try_from(pid) == Ok(std::process::id());
+    (asked as u32 == resource && is_own).then_some((new, old))
+}
+
+/// May this call change the limit of this process's stack?
+pub(crate) fn sets_stack_limit(nr: i64, call: &Call) -> bool {
+    about(libc::RLIMIT_STACK, nr, call).is_some_and(|(new, _)| new != 0)
+}
+
 impl System {
     /// Performs `getrlimit`, `setrlimit` and `prlimit64` if they are about this process's address
     /// space; `None` if not.
     pub(crate) fn limit_call(&self, nr: i64, call: &Call) -> Option<Done> {
-        let [first, second, third, fourth, ..] = call.args;
-        let (pid, resource, new, old) = match nr {
-            libc::SYS_getrlimit => (0, first, 0, second),
-            libc::SYS_setrlimit => (0, first, second, 0),
-            _ => (first as i32, second, third, fourth),
-        };
-        let is_own = pid == 0 || u32::try_from(pid) == Ok(std::process::id());
-        if resource as u32 != libc::RLIMIT_AS || !is_own {
-            return None;
-        }
+        let (new, old) = about(libc::RLIMIT_AS, nr, call)?;
         let done = match nr {
             libc::SYS_setrlimit if new == 0 => Err(libc::EFAULT),
             _ => self.change_limit(new),

@@ -13,6 +13,7 @@
 
 use std::ops::Range;
 
+use dynasour_guest::image::StackPlace;
 use dynasour_guest::space::{self, Brk, page_down, page_up};
 
 use crate::kernel::entry::{self, Call};
@@ -27,14 +28,24 @@ pub(crate) struct Memory {
     pub(crate) brk: Brk,
     /// The first thread's stack. For the guest it is a mapping that grows downwards; for the kernel
     /// it is not.
-    stack: Range<u64>,
+    stack: StackPlace,
     /// The host's ranges: sorted, disjoint.
     protected: Vec<Range<u64>>,
 }
 
 impl Memory {
-    pub(crate) fn new(brk: Brk, stack: Range<u64>) -> Memory {
+    pub(crate) fn new(brk: Brk, stack: StackPlace) -> Memory {
         Memory { brk, stack, protected: Vec::new() }
+    }
+
+    /// Where the first thread's stack is.
+    pub(crate) fn stack(&self) -> &StackPlace {
+        &self.stack
+    }
+
+    /// The first thread's stack has another size.
+    pub(crate) fn set_stack(&mut self, stack: StackPlace) {
+        self.stack = stack;
     }
 
     /// If the mprotect `call` with `PROT_GROWSDOWN` is about the first thread's stack: a call
@@ -45,13 +56,13 @@ impl Memory {
         if !is_meant
             || call.args[0] != range.start
             || range.is_empty()
-            || !self.stack.contains(&range.start)
+            || !self.stack.range.contains(&range.start)
         {
             return None;
         }
         let mut call = *call;
-        call.args[0] = self.stack.start;
-        call.args[1] = range.end - self.stack.start;
+        call.args[0] = self.stack.range.start;
+        call.args[1] = range.end - self.stack.range.start;
         call.args[2] &= !GROWS_DOWN;
         Some(call)
     }
@@ -175,7 +186,7 @@ mod tests {
     use super::*;
 
     fn memory(protected: &[Range<u64>]) -> Memory {
-        let mut memory = Memory::new(Brk::new(0).expect("room for a break"), 0..0);
+        let mut memory = Memory::new(Brk::new(0).expect("room for a break"), StackPlace::default());
         protected.iter().for_each(|range| memory.protect(range.clone()));
         memory
     }

@@ -39,6 +39,7 @@ pub(crate) mod own_files;
 pub(crate) mod report;
 pub(crate) mod seccomp;
 mod shared;
+mod stack_limit;
 pub mod system;
 #[cfg(test)]
 mod tests;

@@ -19,6 +19,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use dynasour_guest::ThreadContext;
+use dynasour_guest::image::StackPlace;
 use dynasour_guest::space::Brk;
 
 use super::exec::{Arguments, Follow};
@@ -165,7 +166,7 @@ pub struct Config {
     /// The guest's program break.
     pub brk: Brk,
     /// The first thread's stack.
-    pub stack: Range<u64>,
+    pub stack: StackPlace,
     /// What the process reports when it ends.
     pub reports: Reports,
     /// The descriptor of a file with the filters of system calls that the guest inherits.
@@ -184,7 +185,7 @@ impl Config {
             executable,
             follow: None,
             brk,
-            stack: 0..0,
+            stack: StackPlace::default(),
             reports: Reports::Nothing,
             seccomp: None,
             address_space: None,

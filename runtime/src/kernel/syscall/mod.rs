@@ -57,6 +57,7 @@ use dynasour_guest::ThreadContext;
 use crate::changes::{hiding, inputs};
 use crate::kernel::entry::{self, Call};
 use crate::kernel::process::helper;
+use crate::kernel::process::limits::sets_stack_limit;
 use crate::kernel::process::seccomp::ARCHITECTURE;
 use crate::kernel::process::{Done, Engine, Outcome, System};
 use crate::kernel::signal::gate::{Closed, Extent};
@@ -244,7 +245,11 @@ impl System {
             }
 
             libc::SYS_getrlimit | libc::SYS_setrlimit | libc::SYS_prlimit64 => {
-                self.limit_call(nr, call).unwrap_or_else(|| self.pass(call))
+                let done = self.limit_call(nr, call).unwrap_or_else(|| self.pass(call));
+                if sets_stack_limit(nr, call) {
+                    self.fit_stack(engine);
+                }
+                done
             }
 
             libc::SYS_arch_prctl => {
