@@ -157,6 +157,9 @@ extern char case_end[];
     X(selector_null_ss, 0, 0x202, "xor %eax, %eax", "mov %eax, %ss")                                                    \
     X(int3, 0, 0x203, "", "int3")                                                                                       \
     X(int3_long, 0, 0x203, "", ".byte 0xcd, 3")                                                                         \
+    X(int3_prefixed, 0, 0x203, "", ".byte 0x66, 0xcc")                                                                  \
+    X(int3_wide, 0, 0x203, "", ".byte 0x48, 0xcc")                                                                      \
+    X(int3_segment, 0, 0x203, "", ".byte 0x65, 0x48, 0xcc")                                                             \
     X(int4, 0, 0x203, "", "int $4")                                                                                     \
     X(int_0x21, 0, 0x203, "", "int $0x21")                                                                              \
     X(int_0xe, 0, 0x203, "", "int $14")                                                                                 \

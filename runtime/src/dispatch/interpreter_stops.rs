@@ -19,10 +19,20 @@ use crate::kernel::syscall::int80;
 use crate::memory::{self, FaultInfo};
 use crate::observe::profile::{Phase, during};
 use dynasour_guest::ThreadContext;
+use dynasour_guest::decode::{Decoded, Reader};
 use dynasour_ir::Trap;
 use std::sync::atomic::Ordering;
 
 impl Dispatcher {
+    /// The address behind the `int3` at `pc`, which may have prefixes.
+    fn behind_breakpoint(&self, pc: u64) -> u64 {
+        let length = match Reader::new(&*self.interp.code()).decode(pc) {
+            Decoded::Inst(inst) => inst.len() as u64,
+            _ => 1,
+        };
+        pc.wrapping_add(length)
+    }
+
     /// Handles a stop of the interpreter. Stops that the selector asked for are handled by
     /// [`Dispatcher::selected`] instead.
     pub(super) fn handle_stop<P>(
@@ -65,7 +75,7 @@ impl Dispatcher {
                     Trap::Undefined => GuestFault::undefined(pc),
                     Trap::Protection => GuestFault::protection(0),
                     Trap::Breakpoint => {
-                        context.rip = pc + 1;
+                        context.rip = self.behind_breakpoint(pc);
                         GuestFault::breakpoint()
                     }
                     Trap::Fetch => fetch_fault(self.interp.first_unfetchable(pc)),
