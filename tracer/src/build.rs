@@ -101,7 +101,7 @@ pub struct Path {
     /// Registers that held the same value at each sampled execution of the head.
     pub stable: Vec<(Gpr, u64)>,
     /// Set if the path is a loop of the program that the guest interprets.
-    pub guest: Option<GuestLoop>,
+    pub guest: Option<Box<GuestLoop>>,
     /// The state at the head when it was recorded.
     pub entry: Box<Registers>,
     /// How often the guest kept to the path after the recording, if that was observed.

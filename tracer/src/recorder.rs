@@ -516,7 +516,7 @@ impl Recorder {
                 shape: TraceShape::Loop,
                 steps,
                 stable: Vec::new(),
-                guest: Some(guest),
+                guest: Some(Box::new(guest)),
                 entry: Box::new(around.into()),
                 others: Vec::new(),
                 runs: None,

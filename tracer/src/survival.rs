@@ -113,7 +113,7 @@ impl Survival {
 
     /// The path of a loop of an interpreted program, with the head's key; none for other paths.
     pub fn guest(&self) -> Option<&GuestLoop> {
-        self.path.guest.as_ref()
+        self.path.guest.as_deref()
     }
 
     /// Reports that the block `to` is executed next in the state `around`; `same_key` is false if that is

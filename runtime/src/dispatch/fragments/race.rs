@@ -178,7 +178,7 @@ impl Fragments {
         // The closing handler is passed once in an iteration. And where the first dispatch of a loop leads
         // that is told by positions alone does not follow from its key.
         let counts_at_head = |guest: &GuestLoop| guest.is_closing || guest.is_by_position;
-        let at_head = path.guest.as_ref().is_some_and(counts_at_head);
+        let at_head = path.guest.as_deref().is_some_and(counts_at_head);
         let apart = key.filter(|_| !at_head).and_then(|(register, value)| {
             let (gate, registers) = path.first_target()?;
             let there = registers[register.number()]?;
