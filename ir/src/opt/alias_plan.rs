@@ -394,6 +394,34 @@ mod tests {
         assert_eq!(all_but_gap(2, 2, &others[..1]), None);
     }
 
+    /// The guard of a far span is the same for all spans near offset 0 of its key, and what it forbids keeps
+    /// each of them off the group.
+    #[test]
+    fn far_spans_of_a_key_share_a_guard() {
+        let others = [at(0u64.wrapping_sub(40), 8), at(0, 16)];
+        let others: Vec<&Location> = others.iter().collect();
+        let guard = |start: u64, span: &Location| {
+            let forbidden = around(span, start, &others)?;
+            // `least <= D + k` of the pass, where D is the distance of the keys' offsets 0.
+            let w = u64::from(span.size) - 1;
+            let k = span.offset.wrapping_sub(forbidden.start.offset).wrapping_add(w);
+            Some((k, forbidden.size + w))
+        };
+        let far = 1 << 30;
+        let first = guard(far, &at(0, 8)).expect("it is far");
+        for (offset, size) in [(8, 8), (24, 4), (0u64.wrapping_sub(16), 8), (4096, 64)] {
+            assert_eq!(guard(far.wrapping_add(offset), &at(offset, size)), Some(first));
+            // At the least distances that pass, on both sides.
+            let (k, least) = first;
+            let above = least.wrapping_sub(k).wrapping_add(offset) as i64;
+            let below = 0u64.wrapping_sub(k + 1).wrapping_add(offset + u64::from(size)) as i64;
+            assert!(above >= 16 && below <= -40, "{above} {below}");
+        }
+        assert_eq!(guard(FAR / 2, &at(0, 8)), None, "near");
+        assert_eq!(guard(far, &at(MARGIN, 8)), None, "its offset is large");
+        assert_eq!(guard(0u64.wrapping_sub(far), &at(0, 8)), Some(first), "below");
+    }
+
     #[test]
     fn a_wide_gap_is_cut() {
         let others = [at(0, 8), at(1 << 40, 8)];
