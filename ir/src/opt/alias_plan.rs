@@ -16,7 +16,8 @@
 //! A span must miss the slots of a group that matter to it. If the span is written, these are all;
 //! else those that are written. Those that it is predicted to touch do not count. If the state at
 //! entry is known ([`crate::predict`]), the span lies in a gap between them, and one guard says that
-//! it stays there. If not, it takes one guard for each.
+//! it stays there. If it is far from all of them, that guard has a margin and speaks of the key, so it
+//! serves all spans of the key. If the state is not known, it takes one guard for each.
 //!
 //! What pays: a guard whose addresses do not change in the loop is only executed before the loop.
 //! Any other takes three or four instructions in each iteration. So a group gets guards if the loads

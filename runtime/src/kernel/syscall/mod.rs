@@ -15,8 +15,8 @@
 //! * Writes to `/proc/self/mem` ([`process_memory`]): `write`, `pwrite64`, `writev`, `pwritev(2)`.
 //! * Descriptors and signals that would lose the report ([`crate::kernel::process::report`]):
 //!   `close`, `close_range`, `dup2`, `dup3`, SIGKILL sent by the process to itself.
-//! * Size of the address space ([`crate::kernel::process::limits`]): `getrlimit`, `setrlimit`,
-//!   `prlimit64`.
+//! * Size of the address space ([`crate::kernel::process::limits`]) and of the first thread's stack
+//!   (`crate::kernel::process::stack_limit`): `getrlimit`, `setrlimit`, `prlimit64`.
 //! * Registers of threads that share the memory ([`tracing`]): `ptrace`.
 //! * Registers and switches of the process ([`control`]): `arch_prctl`, `prctl`, `membarrier`.
 //! * Seccomp filters ([`crate::kernel::process::seccomp`]): the guest's filters judge each call
