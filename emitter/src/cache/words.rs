@@ -1,6 +1,6 @@
 //! Words of data memory within reach of the cache's code, in which generated code counts.
 //!
-//! Data: [`Words`], a mapping of its own behind the cache, so that code names a word relative to
+//! Data: [`Words`], a mapping of its own behind or before the cache, so that code names a word relative to
 //! rip. Invariant: Rust reads and writes words by single atomic accesses, because generated code
 //! changes them on other threads. Generated code adds without a lock, so counts may be lost. The
 //! caller holds the emitter.
@@ -8,6 +8,7 @@
 //! Example: the counter of a head counts word 7 down from 50. [`Words::set`]`(7, 50)` starts it,
 //! and [`Words::get`]`(7)` says how many executions remain.
 
+use dynasour_guest::space::page_up;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,11 +28,13 @@ impl Words {
     pub fn new(cache: &Range<u64>, len: usize) -> Option<Words> {
         // Bytes between the addresses that are tried (guess).
         const STEP: usize = 16 << 20;
-        // Bytes from the cache's end: with the largest cache still within reach of rip-relative
-        // operands, 2 GiB.
+        // Bytes from the cache: with the largest cache still within reach of rip-relative operands, 2
+        // GiB.
         const FARTHEST: u64 = 1 << 30;
-        let places = (cache.end..cache.end.saturating_add(FARTHEST)).step_by(STEP);
-        places.into_iter().find_map(|place| {
+        let behind = (cache.end..cache.end.saturating_add(FARTHEST)).step_by(STEP);
+        let last = cache.start.saturating_sub(page_up(8 * len as u64)?);
+        let before = (0..FARTHEST).step_by(STEP).filter_map(|back| last.checked_sub(back));
+        behind.chain(before).filter(|place| *place > 0).find_map(|place| {
             // SAFETY: a fresh mapping that replaces nothing.
             let memory = unsafe {
                 let prot = libc::PROT_READ | libc::PROT_WRITE;
@@ -82,5 +85,27 @@ impl Drop for Words {
         // SAFETY: this type mapped it; generated code that knows the address was dropped with the
         // cache.
         unsafe { libc::munmap(self.memory.cast(), 8 * self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dynasour_guest::space::Reservation;
+
+    #[test]
+    fn words_lie_before_the_cache_where_there_is_no_room_behind() {
+        const MIB: u64 = 1 << 20;
+        let mut all = Reservation::anywhere(1100 * MIB, MIB).expect("address space");
+        let cache = all.start() + 20 * MIB..all.start() + 36 * MIB;
+        assert!(Words::new(&cache, 1000).is_none_or(|words| words.range().end <= all.start()));
+        all.unmap(cache.start - 8 * MIB..cache.start).expect("it was reserved");
+        let words = Words::new(&cache, 1000).expect("there is room before");
+        words.set(999, 7);
+        assert_eq!((words.get(0), words.get(999)), (0, 7));
+        assert!((cache.start - 8 * MIB..cache.start).contains(&words.address(0)));
+        assert!(words.range().end <= cache.start);
+        // Another test may have mapped something in the gap by now.
+        all.commit();
     }
 }
