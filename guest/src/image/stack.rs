@@ -199,7 +199,7 @@ impl StackPlace {
         self.range.end.saturating_sub(size_for(limit)).max(self.lowest)
     }
 
-    /// Makes the stack begin at `start`, a page above [`StackPlace::lowest`]: below its present start, the new
+    /// Makes the stack begin at the page `start`, not below [`StackPlace::lowest`]: below its present start, the new
     /// pages are zero and have this protection; above, the pages that it loses are inaccessible.
     ///
     /// # Errors

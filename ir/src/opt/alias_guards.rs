@@ -205,36 +205,34 @@ impl Misses {
 /// Instructions that compute a linear form with at least one term. What is subtracted is computed apart,
 /// with the offset: it is that of a group, which does not change in the loop.
 fn materialise(form: &Linear, mut emit: impl FnMut(Op, &[Operand]) -> Operand) -> Operand {
-    let is_negative = |(_, c): &&(Value, u64)| (*c as i64) < 0;
-    let mut sum_of = |terms: &mut dyn Iterator<Item = (Value, u64)>, offset: u64| {
-        let mut sum: Option<Operand> = None;
-        for (v, c) in terms {
-            let term = match c {
-                1 => v.into(),
-                c => emit(Op::Mul, &[v.into(), Operand::Const(c)]),
-            };
-            sum = Some(sum.map_or(term, |sum| emit(Op::Add, &[sum, term])));
-        }
-        match (sum, offset) {
-            (Some(sum), 0) => sum,
-            (Some(sum), offset) => emit(Op::Add, &[sum, Operand::Const(offset)]),
-            (None, offset) => Operand::Const(offset),
-        }
-    };
-    let negative = form.terms.iter().filter(is_negative);
-    let subtracted = match negative.clone().next() {
-        Some(_) => {
-            let mut terms = negative.map(|(v, c)| (*v, c.wrapping_neg()));
-            Some(sum_of(&mut terms, form.offset.wrapping_neg()))
-        }
-        None => None,
-    };
-    let mut positive = form.terms.iter().filter(|term| !is_negative(term)).copied();
-    match subtracted {
-        Some(subtracted) => {
-            let sum = sum_of(&mut positive, 0);
-            emit(Op::Sub, &[sum, subtracted])
-        }
-        None => sum_of(&mut positive, form.offset),
+    let is_negative = |(_, c): &(Value, u64)| (*c as i64) < 0;
+    let (negative, positive): (Vec<_>, Vec<_>) = form.terms.iter().copied().partition(is_negative);
+    if negative.is_empty() {
+        return sum(&positive, form.offset, &mut emit);
+    }
+    let negated: Vec<_> = negative.into_iter().map(|(v, c)| (v, c.wrapping_neg())).collect();
+    let subtracted = sum(&negated, form.offset.wrapping_neg(), &mut emit);
+    let added = sum(&positive, 0, &mut emit);
+    emit(Op::Sub, &[added, subtracted])
+}
+
+/// Instructions that compute the sum of these terms, each a value times a factor, and the offset.
+fn sum(
+    terms: &[(Value, u64)],
+    offset: u64,
+    emit: &mut impl FnMut(Op, &[Operand]) -> Operand,
+) -> Operand {
+    let mut sum: Option<Operand> = None;
+    for (v, c) in terms {
+        let term = match c {
+            1 => (*v).into(),
+            c => emit(Op::Mul, &[(*v).into(), Operand::Const(*c)]),
+        };
+        sum = Some(sum.map_or(term, |sum| emit(Op::Add, &[sum, term])));
+    }
+    match (sum, offset) {
+        (Some(sum), 0) => sum,
+        (Some(sum), offset) => emit(Op::Add, &[sum, Operand::Const(offset)]),
+        (None, offset) => Operand::Const(offset),
     }
 }

@@ -243,10 +243,9 @@ fn around(span: &Location, start: u64, others: &[&Location]) -> Option<Forbidden
     let is_near = |offset: u64| offset.wrapping_add(MARGIN) < 2 * MARGIN;
     let after = start.wrapping_sub(first.offset).wrapping_sub(size);
     let before = first.offset.wrapping_sub(start).wrapping_sub(w + 1);
-    if size > MAX_WIDE || after < FAR || before < FAR || !is_near(span.offset) || w >= MARGIN {
-        return None;
-    }
-    if !is_near(span.offset.wrapping_add(w)) {
+    let is_far = after >= FAR && before >= FAR;
+    let fits = w < MARGIN && is_near(span.offset) && is_near(span.offset.wrapping_add(w));
+    if !is_far || !fits || size > MAX_WIDE {
         return None;
     }
     let low = first.offset.wrapping_sub(MARGIN);

@@ -42,7 +42,8 @@ impl System {
         let before = place.range.start;
         let (changed, grows) = (start.min(before)..start.max(before), start < before);
         let change = self.process.pages().announce([changed.clone()]).quiesce(engine);
-        // SAFETY: the pages that the stack loses have never been used.
+        // SAFETY: the pages that the stack loses had not been used when the limit sank; an access since then
+        // would have been a fault with the kernel's stack.
         let (performed, resized) = change.perform(|| unsafe { place.resize(start, prot) });
         match resized {
             Err(_) => performed.publish(engine, [News::Unknown(changed)]),
