@@ -157,20 +157,18 @@ fn order() -> Option<String> {
     let crates = ["dynasour_runtime", "dynasour_guest"].map(|name| format!("*lib{name}-*.rlib:*"));
     let in_crates =
         |sections: &str| crates.each_ref().map(|c| format!("{c}({sections}) ")).concat();
-    let is_generic = |line: &str| {
-        let libraries = ["_ZN4core", "_ZN5alloc", "_ZN3std", "_ZN9hashbrown"];
-        libraries.iter().any(|library| line.starts_with(library)) || line.contains("$LT$")
-    };
     let section = |line: &str| match line.split_once(':') {
         Some((archive, object)) => format!("    *{archive}:{object}(.text .text.*)\n"),
-        // The name of a generic function says nothing of its types. Each crate has its own.
-        None if is_generic(line) && !line.contains("dynasour") => {
-            let sections = format!(".text.{line} .text.unlikely.{line}");
-            format!("    {} *dynasour-*.rcgu.o({sections})\n", in_crates(&sections))
-        }
-        None => format!("    *(.text.{line} .text.unlikely.{line})\n"),
+        None => format!("    *(.text.{line}* .text.unlikely.{line}*)\n"),
     };
-    let text: String = functions.lines().map(section).collect();
+    // Of a generic function, all copies of the crates, in case the hash of the name has changed.
+    let copies = |line: &str| {
+        let (name, _) = line.rsplit_once("17h").filter(|(_, hash)| *hash != "*")?;
+        let sections = format!(".text.{name}17h* .text.unlikely.{name}17h*");
+        Some(format!("    {} *dynasour-*.rcgu.o({sections})\n", in_crates(&sections)))
+    };
+    let all = functions.lines().map(section).chain(functions.lines().filter_map(copies));
+    let text = all.fold("    *Scrt1.o(.text)\n".to_string(), |text, line| text + &line);
     let constants = in_crates(".rodata .rodata.*");
     Some(format!(
         "SECTIONS {{ .text.start : {{\n{text}}} }} INSERT BEFORE .text;\n\

@@ -41,7 +41,7 @@ use executable::Ask;
 pub use executable::resolve_command;
 pub use stack::{StackLayout, StackPlace};
 
-use crate::space::{self, Brk, page_up};
+use crate::space::{self, Brk, MapEntry, page_up};
 use header::Headers;
 use map::Image;
 use stack::{Contents, RANDOM_LEN, Stack};
@@ -110,8 +110,8 @@ pub struct Loaded {
     pub places: StackLayout,
     /// The program break, still empty.
     pub brk: Brk,
-    /// The target of /proc/self/exe.
-    pub exe_path: PathBuf,
+    /// The program's file, as it was named.
+    pub path: PathBuf,
     /// The process's name (/proc/self/comm): the file name's last component, cut to 15 bytes.
     pub comm: CString,
     /// The program, then its dynamic linker if it has one.
@@ -346,7 +346,7 @@ impl Plan {
             stack: stack_place,
             places,
             brk,
-            exe_path: self.program.canonical_path(),
+            path: self.program.path.clone(),
             comm: self.comm(),
             images,
             code,
@@ -359,10 +359,17 @@ impl Program {
     fn map(&self, options: &LoadOptions) -> Result<Image, Reason> {
         Image::map(&self.headers, &self.file, options.low)
     }
+}
 
-    /// The file's path, as canonical as the kernel knows it.
-    fn canonical_path(&self) -> PathBuf {
-        let canonical = space::path_of(&self.file).or_else(|| self.path.canonicalize().ok());
+impl Loaded {
+    /// The target of /proc/self/exe: the path of the program's file, as canonical as the kernel knows it. It stands in
+    /// the list of mappings. (The link in `/proc/self/fd` says the same, but the kernel makes an inode for each name
+    /// there, which takes 20 µs.)
+    pub fn exe_path(&self, maps: &[MapEntry]) -> PathBuf {
+        let program = self.images.first().map(|image| &image.range);
+        let is_it = |map: &&MapEntry| program.is_some_and(|range| range.contains(&map.range.start));
+        let mapped = maps.iter().filter(is_it).find_map(|map| map.path.clone());
+        let canonical = mapped.map(PathBuf::from).or_else(|| self.path.canonicalize().ok());
         canonical.unwrap_or_else(|| self.path.clone())
     }
 }

@@ -25,7 +25,6 @@ mod maps;
 mod reservation;
 mod views;
 
-use std::fs::File;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -225,16 +224,11 @@ fn is_unmapped(page: u64) -> bool {
     result != 0 && Errno::last() == Errno::ENOMEM
 }
 
-/// The path of an open file as the kernel knows it (what `/proc/self/exe` would say).
-pub(crate) fn path_of(file: &File) -> Option<std::path::PathBuf> {
-    use std::os::fd::AsRawFd;
-    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::forked::in_child;
     use super::*;
+    use std::fs::File;
 
     #[test]
     fn rounding() {

@@ -96,7 +96,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     let mut system = System::new(
         inherited,
         Config {
-            executable: c_string(loaded.exe_path.as_os_str()),
+            executable: c_string(loaded.path.as_os_str()),
             follow: config.follow.then(|| follow(config)),
             brk: loaded.brk.clone(),
             stack: loaded.stack.clone(),
@@ -119,9 +119,9 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     // does.
     unsafe { system.start(context, hooks) }.map_err(setup)?;
     let images = loaded.images.iter().map(|image| image.range.clone());
-    system
-        .protect_host(&images.chain([loaded.stack.range.clone()]).collect::<Vec<_>>())
-        .map_err(setup)?;
+    let maps = space::maps().map_err(setup)?;
+    system.protect_host(&maps, &images.chain([loaded.stack.range.clone()]).collect::<Vec<_>>());
+    system.set_executable(c_string(loaded.exe_path(&maps).as_os_str()));
     process::assume_identity(&loaded);
     let ending = dispatcher.run(context, &mut system);
     system.leave();

@@ -5,7 +5,9 @@ Usage: record.py DYNASOUR > functions.txt
 
 Each function's first byte becomes a breakpoint (ptrace), which is taken away when it is hit. A line
 is a pattern of a function's name, or, for a function of the C library, the archive and the object
-that has it. build.rs makes a linker script of the lines.
+that has it. A generic function has many copies, which only the hash at the end of their names tells
+apart, so its whole name is the pattern, and the list is to be made again when the compiler or a
+dependency changes. build.rs makes a linker script of the lines.
 """
 import ctypes
 import os
@@ -27,12 +29,12 @@ SCRIPT = "/bin/true; /bin/true; /bin/ls >/dev/null; x=$(/usr/bin/expr 1 + 1); ex
 
 
 def symbols(program):
-    """Address -> name of each function; the bytes of the code, and where they lie."""
+    """Address -> names of each function; the bytes of the code, and where they lie."""
     names = {}
     for line in subprocess.check_output(["nm", program], text=True).splitlines():
         address, kind, name = line[:16].strip(), line[17], line[19:]
         if address and kind in "tTwWi":
-            names.setdefault(int(address, 16), name)
+            names.setdefault(int(address, 16), []).append(name)
     header = subprocess.check_output(["readelf", "-lW", program], text=True)
     segment = re.search(r" LOAD +0x(\w+) 0x(\w+) 0x\w+ 0x(\w+) 0x\w+ R E", header)
     offset, start, size = (int(number, 16) for number in segment.groups())
@@ -57,7 +59,7 @@ def record(program):
         try:
             pid, status = os.wait()
         except ChildProcessError:
-            return [names[address] for address in executed]
+            return [name for address in executed for name in names[address]]
         if not os.WIFSTOPPED(status):
             continue
         stopped, event = os.WSTOPSIG(status), status >> 16
@@ -91,7 +93,9 @@ def place(name, objects):
     if name in objects:
         return objects[name]
     name = re.sub(r"\.llvm\.\d+$", "", name)
-    name = re.sub(r"17h[0-9a-f]{16}E$", "17h*", name)
+    is_generic = "$LT$" in name or re.match("_ZN(4core|5alloc|3std|9hashbrown)", name)
+    if "dynasour" in name or not is_generic:
+        name = re.sub(r"17h[0-9a-f]{16}E$", "17h*", name)
     # The version of the compiler is part of the names of crates.
     return re.sub(r"Cs[0-9A-Za-z]+_", "Cs*_", name)
 
@@ -108,6 +112,10 @@ def main():
             if where[-1:] in tuple("tTwWi"):
                 member = where.split(":")[1]
                 objects.setdefault(name, f"{os.path.basename(archive)}:{member}")
+    # The command's own start defines some of them itself.
+    with open(os.path.join(os.path.dirname(__file__), "../fixed_address.rs")) as file:
+        for name in re.findall(r'extern "C" fn (\w+)', file.read()):
+            objects.pop(name, None)
     printed = dict.fromkeys(place(name, objects) for name in record(sys.argv[1]))
     print("\n".join(printed))
 

@@ -95,9 +95,10 @@ fn stack_and_placement() {
             assert!(loaded.places.stack_pointer > LOW.end);
 
             assert_eq!(loaded.images.len(), 2);
+            let exe_path = loaded.exe_path(&maps);
             let path_of_linker =
                 Path::new("/lib64/ld-linux-x86-64.so.2").canonicalize().expect("path");
-            for (image, path) in loaded.images.iter().zip([&loaded.exe_path, &path_of_linker]) {
+            for (image, path) in loaded.images.iter().zip([&exe_path, &path_of_linker]) {
                 assert!(LOW.start <= image.range.start && image.range.end <= LOW.end, "{image:x?}");
                 // The pages show the file's bytes.
                 let first = at(image.range.start).expect("image");
@@ -110,7 +111,8 @@ fn stack_and_placement() {
                     && linker.range.contains(&loaded.entry_pc)
             );
             assert!(linker.range.start >= program.range.end + space::PAGE);
-            assert_eq!(loaded.exe_path, path.canonicalize().expect("path"));
+            assert_eq!(exe_path, path.canonicalize().expect("path"));
+            assert_eq!(loaded.exe_path(&[]), exe_path, "without a list");
             assert_eq!(loaded.comm.to_bytes(), path.file_name().expect("name").as_encoded_bytes());
             assert_eq!(loaded.brk.start(), loaded.brk.current());
             // No descriptor stays open that the guest could see.
@@ -118,7 +120,7 @@ fn stack_and_placement() {
             let shown: Vec<_> =
                 open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok()).collect();
             assert!(
-                shown.iter().all(|target| *target != loaded.exe_path && *target != path_of_linker),
+                shown.iter().all(|target| *target != exe_path && *target != path_of_linker),
                 "{shown:?}"
             );
             0

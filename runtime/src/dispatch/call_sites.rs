@@ -123,6 +123,24 @@ struct Patched {
     again: u64,
 }
 
+/// Traps of a site.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Traps {
+    /// The address of the `syscall`.
+    pub call: u64,
+    /// The number of the last call.
+    pub nr: u32,
+    /// How many traps.
+    pub times: u32,
+}
+
+/// Is a site to be rewritten, or to be tried again, whose traps are now so many, the last `times` of them new?
+fn is_due(traps: u32, times: u32, hot: u32) -> bool {
+    let before = traps.saturating_sub(times);
+    let is_next = before < hot || before.checked_ilog2() != traps.checked_ilog2();
+    (hot..=GIVEN_UP).contains(&traps) && is_next
+}
+
 /// The observation of a hot site: the thread is interpreted until it comes to its `syscall` again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Approach {
@@ -339,27 +357,20 @@ impl Sites {
 }
 
 impl CallSites {
-    /// The guest's `syscall` at `call` has trapped, with `nr` in rax. If the site is hot, rewrites
-    /// it, or returns how it is to be observed before.
-    pub fn trapped(
-        &self,
-        call: u64,
-        nr: u64,
-        system: &System,
-        pages: &CodePages,
-    ) -> Option<Approach> {
+    /// The guest's `syscall` of `trapped` has trapped. If the site is hot, rewrites it, or returns how it
+    /// is to be observed before.
+    pub fn trapped(&self, trapped: Traps, system: &System, pages: &CodePages) -> Option<Approach> {
         if self.is_closed() {
             return None;
         }
-        let traps = self.count(call);
+        let Traps { call, nr, times } = trapped;
+        let traps = self.count(call, times);
         let hot = if self.begun.load(Ordering::Relaxed) { HOT } else { FIRST };
-        let is_due = (hot..=GIVEN_UP).contains(&traps) && traps.is_power_of_two();
-        if !is_due || system.watches_calls() {
+        if !is_due(traps, times, hot) || system.watches_calls() {
             return None;
         }
         self.begun.store(true, Ordering::Relaxed);
         let patched = lock(&self.sites).patched.get(&call).copied();
-        let nr = nr as u32;
         match patched.map(|patched| patched.start).or_else(|| known_start(call, nr)) {
             Some(start) => self.patch(start, call, nr, system, pages),
             None if traps >= OBSERVED => return Some(Approach::new(call, nr, traps)),
@@ -368,14 +379,14 @@ impl CallSites {
         None
     }
 
-    /// Counts a trap at `call`. Returns how often it has trapped.
-    fn count(&self, call: u64) -> u32 {
+    /// Counts traps at `call`. Returns how often it has trapped.
+    fn count(&self, call: u64, times: u32) -> u32 {
         let mut sites = lock(&self.sites);
         if sites.traps.len() >= MOST_COUNTED {
             sites.traps.clear();
         }
         let traps = sites.traps.entry(call).or_default();
-        *traps = traps.saturating_add(1);
+        *traps = traps.saturating_add(times);
         *traps
     }
 
@@ -622,5 +633,16 @@ mod tests {
         assert_eq!(Approach::new(0, 39, PATIENT - 1).steps, PATIENT / 2 - 1);
         assert_eq!(Approach::new(0, 39, PATIENT).steps, PATIENT * STEPS_FOR_A_TRAP);
         assert!(HOT.is_power_of_two() && GIVEN_UP.is_power_of_two());
+    }
+
+    #[test]
+    fn a_site_is_due_when_its_traps_have_doubled() {
+        let due = |times: u32| -> Vec<u32> {
+            (1..=200).map(|n| n * times).filter(|traps| is_due(*traps, times, 16)).collect()
+        };
+        assert_eq!(due(1), [16, 32, 64, 128]);
+        assert_eq!(due(10), [20, 40, 70, 130, 260, 520, 1030]);
+        assert_eq!(due(124)[..3], [124, 248, 372]);
+        assert!(!is_due(2 * GIVEN_UP, 1, 16), "it is given up");
     }
 }

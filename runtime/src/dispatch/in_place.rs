@@ -27,7 +27,7 @@
 //! runs on behind it.
 
 use super::Dispatcher;
-use super::call_sites::Approach;
+use super::call_sites::{Approach, Traps};
 use super::sampling::Sampled;
 use crate::changes::patches::{self, Trapped};
 use crate::config::Stage;
@@ -102,6 +102,11 @@ impl InPlace {
     }
 }
 
+/// The trap of the `syscall` that the guest has executed last.
+pub(super) fn trap(context: &ThreadContext) -> Traps {
+    Traps { call: context.rip.wrapping_sub(SYSCALL), nr: context.gpr[0] as u32, times: 1 }
+}
+
 impl Dispatcher {
     /// May guest code run in place now? Turns syscall user dispatch on if it is off. The thread is
     /// outside.
@@ -162,9 +167,12 @@ impl Dispatcher {
             Left::Call => {
                 // The call may be logged, which only the runtime does.
                 if !self.machine.config.log.contains(&Stage::Syscall) {
-                    let pc = context.rip - SYSCALL;
                     let (sites, pages) = (&self.machine.call_sites, &self.machine.pages);
-                    self.in_place.approach = sites.trapped(pc, context.gpr[0], system, pages);
+                    for trapped in self.child_calls.take() {
+                        // How to observe it was for the child.
+                        let _ = sites.trapped(trapped, system, pages);
+                    }
+                    self.in_place.approach = sites.trapped(trap(context), system, pages);
                 }
                 self.handle_stop(context, system, Stop::<Selected>::Syscall)
             }

@@ -86,6 +86,7 @@ use rustc_hash::FxHashMap;
 use select::Selector;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use vfork_child::ChildCalls;
 
 pub use machine::{Machine, cache_end, fragment_fault, signal_accepted};
 
@@ -110,6 +111,8 @@ pub struct Dispatcher {
     arrival: Arrival,
     /// What the thread needs to run guest code in place.
     in_place: InPlace,
+    /// The calls of a vfork's child.
+    child_calls: ChildCalls,
     /// The heads that guest code in place is to be led to.
     entrances: Entrances,
     /// The race of the thread's newest trace.
@@ -145,6 +148,7 @@ impl Dispatcher {
             compilations: Compilations::default(),
             arrival: Arrival::default(),
             in_place: InPlace::default(),
+            child_calls: ChildCalls::default(),
             entrances: Entrances::default(),
             racing: Racing::default(),
             rests: Rests::default(),

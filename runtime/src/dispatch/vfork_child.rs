@@ -15,12 +15,14 @@
 //!
 //! Called on the child's stack, in the child. No lock of the dispatcher's is held.
 //!
-//! Example: `posix_spawn` makes a child that sets 64 dispositions and calls execve. Under `direct`
-//! each call traps once; interpreted, its blocks would be lifted first, which took 1 ms.
+//! Example: `posix_spawn` makes a child that asks for 62 dispositions and sets them, and calls execve. Under
+//! `direct` each of these calls traps; interpreted, its blocks would be lifted first, which took 1 ms. They are
+//! noted ([`ChildCalls`]), and at its next trap the parent counts them. After the second child it rewrites the site.
 
 use super::Dispatcher;
+use super::call_sites::Traps;
 use super::fragments::Arrival;
-use super::in_place::InPlace;
+use super::in_place::{InPlace, trap};
 use super::stretch::Ended;
 use crate::changes::patches;
 use crate::interp::{NoPolicy, Stop};
@@ -31,6 +33,36 @@ use dynasour_guest::ThreadContext;
 use dynasour_guest::context::TRAP_FLAG;
 use dynasour_tracer::Selected;
 use std::sync::atomic::Ordering;
+
+/// The sites at which most calls of a child have trapped, and how often. What a child that is killed leaves
+/// half-written is a wrong count.
+#[derive(Debug, Default)]
+pub(super) struct ChildCalls([Option<Traps>; SITES]);
+
+/// Sites that are noted (guess: glibc's `posix_spawn` makes all but some ten of its calls at one).
+const SITES: usize = 4;
+
+impl ChildCalls {
+    /// A call has trapped. Where all places are taken, the site with the fewest traps has one less (Misra and Gries's
+    /// frequent items).
+    fn note(&mut self, trapped: Traps) {
+        let is_it = |site: &&mut Option<Traps>| site.is_some_and(|s| s.call == trapped.call);
+        if let Some(Some(site)) = self.0.iter_mut().find(is_it) {
+            *site = Traps { times: site.times.saturating_add(trapped.times), ..trapped };
+        } else if let Some(free) = self.0.iter_mut().find(|site| site.is_none()) {
+            *free = Some(trapped);
+        } else if let Some(least) = self.0.iter_mut().min_by_key(|site| site.map(|s| s.times)) {
+            *least = least
+                .map(|site| Traps { times: site.times - 1, ..site })
+                .filter(|site| site.times > 0);
+        }
+    }
+
+    /// The sites, which are forgotten.
+    pub fn take(&mut self) -> impl Iterator<Item = Traps> + use<> {
+        std::mem::take(&mut self.0).into_iter().flatten()
+    }
+}
 
 impl Dispatcher {
     /// Runs the child until its process executes another program or ends.
@@ -111,14 +143,34 @@ impl Dispatcher {
         }
         match ended {
             Some(Ended::Stopped(stop)) => self.handle_stop(context, system, stop),
-            // The site is not counted: patching it would take locks that the parent's other threads
-            // need even if the child is killed.
+            // The site is counted by the parent: patching it would take locks that the parent's other
+            // threads need even if the child is killed.
             Some(Ended::InPlace(Left::Call)) => {
+                self.child_calls.note(trap(context));
                 self.handle_stop(context, system, Stop::<Selected>::Syscall)
             }
             Some(Ended::InPlace(Left::Sample)) => Outcome::Continue,
             Some(Ended::InPlace(left)) => self.left_in_place(context, system, left),
             _ => Outcome::Continue,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_site_of_most_calls_is_noted() {
+        let mut calls = ChildCalls::default();
+        for n in 0..62 {
+            calls.note(Traps { call: 0x1000, nr: 13, times: 1 });
+            calls.note(Traps { call: 0x2000 + n, nr: n as u32, times: 1 });
+            calls.note(Traps { call: 0x1000, nr: 13, times: 1 });
+        }
+        let noted: Vec<Traps> = calls.take().collect();
+        assert!(noted.contains(&Traps { call: 0x1000, nr: 13, times: 124 }), "{noted:?}");
+        assert!(noted.len() <= SITES);
+        assert_eq!(calls.take().count(), 0, "they are taken once");
     }
 }

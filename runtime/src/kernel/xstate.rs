@@ -264,12 +264,19 @@ pub struct BadState;
 /// Sets the state with which a new process and a signal handler start: every component is initial,
 /// and the protection-key rights are the kernel's default.
 pub fn reset(state: &mut XState) {
-    let layout = layout();
     state.0[0..24].fill(0);
+    state.0[32..].fill(0);
+    begin(state);
+}
+
+/// As [`reset`], for a state that is all zeros. It does not write to the pages of components that are initial, and
+/// asks the processor for the [`layout`] only if that is needed.
+pub fn begin(state: &mut XState) {
     state.0[0..2].copy_from_slice(&0x37fu16.to_le_bytes());
     state.0[24..28].copy_from_slice(&0x1f80u32.to_le_bytes());
-    state.0[32..].fill(0);
-    if let (Some(pkru), Some(offset)) = (layout.pkru, layout.pkru_offset()) {
+    if enabled() & PKRU != 0
+        && let (Some(pkru), Some(offset)) = (layout().pkru, layout().pkru_offset())
+    {
         set_pkru(state, offset, pkru);
     }
 }

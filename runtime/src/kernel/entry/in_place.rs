@@ -88,7 +88,7 @@ pub enum Interrupted {
 
 global_asm!(
     r#"
-    .text
+    .pushsection .text.dynasour_run_in_place, "ax", @progbits
     .p2align 4
     .hidden dynasour_run_in_place
     .globl dynasour_run_in_place
@@ -196,6 +196,7 @@ dynasour_in_place_aborted:
     pop rbp
     pop rbx
     ret
+    .popsection
     "#,
     mask = sym XSTATE_MASK,
     selector = const offset::DISPATCH_SELECTOR,

@@ -35,7 +35,7 @@ pub use xsave::{XsaveForm, fixup, run as run_xsave};
 
 global_asm!(
     r#"
-    .text
+    .pushsection .text.dynasour_windowed, "ax", @progbits
     .p2align 4
     .hidden dynasour_windowed
     .globl dynasour_windowed
@@ -132,6 +132,7 @@ dynasour_spawn:
     mov rdi, rbx
     call [rbx + 8]
     ud2
+    .popsection
     "#,
     pending = const offset::PENDING,
     not_entered = const NOT_ENTERED,

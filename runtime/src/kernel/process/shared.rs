@@ -187,6 +187,10 @@ impl Process {
         &self.executable
     }
 
+    pub(crate) fn set_executable(&mut self, path: CString) {
+        self.executable = path.into();
+    }
+
     /// How the programs that the guest executes are translated; `None` runs them natively.
     pub(crate) fn follow(&self) -> Option<&Arc<Follow>> {
         self.follow.as_ref()

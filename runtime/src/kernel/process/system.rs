@@ -310,7 +310,15 @@ impl System {
         self.process.threads().leave();
     }
 
-    /// Makes `context` this thread's context, with the extended state of a new process. Installs
+    /// Says which file the guest runs: [`Config::executable`]. To be called before a guest process shares it.
+    ///
+    /// # Panics
+    /// One does.
+    pub fn set_executable(&mut self, path: CString) {
+        Arc::get_mut(&mut self.process).expect("nobody shares it").set_executable(path);
+    }
+
+    /// Makes `context`, which is new, this thread's context, with the extended state of a new process. Installs
     /// the handlers of the signals that are always the host's; from here on a guest fault continues
     /// where the hooks say.
     ///
@@ -325,7 +333,8 @@ impl System {
         context: &mut ThreadContext,
         hooks: FaultHooks,
     ) -> std::io::Result<()> {
-        xstate::reset(&mut context.xstate);
+        debug_assert!(context.xstate.0[32..].iter().all(|byte| *byte == 0), "it is new");
+        xstate::begin(&mut context.xstate);
         self.attach(context);
         // SAFETY: the caller's promise.
         unsafe { entry::set_gs_base(context) };

@@ -19,7 +19,7 @@ use dynasour_guest::context::offset;
 
 global_asm!(
     r#"
-    .text
+    .pushsection .text.dynasour_signal_entry, "ax", @progbits
     .p2align 4
     .hidden dynasour_signal_entry
     .globl dynasour_signal_entry
@@ -54,6 +54,7 @@ dynasour_restorer:
     mov eax, {rt_sigreturn}
     syscall
     ud2
+    .popsection
     "#,
     host_fs_base = const offset::HOST_FS_BASE,
     this = const offset::THIS,

@@ -18,7 +18,8 @@ fn the_host_is_out_of_reach() {
     let status = in_child(|| {
         let mut m = Machine::start();
         let guest = m.result(libc::SYS_mmap, &[0, 0x4000, 3, ANONYMOUS, u64::MAX, 0]) as u64;
-        m.system.protect_host(std::slice::from_ref(&(guest..guest + 0x4000))).expect("maps");
+        let maps = space::maps().expect("maps");
+        m.system.protect_host(&maps, std::slice::from_ref(&(guest..guest + 0x4000)));
         let variable = Box::new(17u64);
         let heap = page_down(std::ptr::from_ref(&*variable) as u64);
         let code = page_down(pages as *const () as u64);
