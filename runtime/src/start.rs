@@ -16,6 +16,7 @@ use crate::config::{RunConfig, Tier};
 use crate::dispatch::{self, Dispatcher, Machine};
 use crate::interp;
 use crate::kernel::entry::{call_stubs, in_place};
+use crate::kernel::process::translator::Translator;
 use crate::kernel::process::{self, exec::Follow};
 use crate::kernel::process::{Config, Inherited, Reports, System};
 use crate::kernel::signal::FaultHooks;
@@ -121,7 +122,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     let images = loaded.images.iter().map(|image| image.range.clone());
     let maps = space::maps().map_err(setup)?;
     system.protect_host(&maps, &images.chain([loaded.stack.range.clone()]).collect::<Vec<_>>());
-    system.set_executable(c_string(loaded.exe_path(&maps).as_os_str()));
+    system.set_files(c_string(loaded.exe_path(&maps).as_os_str()), &maps);
     process::assume_identity(&loaded);
     let ending = dispatcher.run(context, &mut system);
     system.leave();
@@ -206,10 +207,9 @@ fn environment() -> Vec<CString> {
 fn follow(config: &RunConfig) -> Follow {
     let options = config.child_options.iter().cloned();
     let prefix = [OsString::from("dynasour"), OsString::from("run")].into_iter().chain(options);
-    let own = OsStr::new("/proc/self/exe");
-    let translator = c_string(config.translator.as_ref().map_or(own, |path| path.as_os_str()));
+    let other = config.translator.as_ref().map(|path| Translator::from(path.as_os_str()));
     Follow {
-        translator,
+        translator: other.unwrap_or_else(Translator::own),
         prefix: c_strings(prefix),
         own_options: c_strings(config.own_options.iter().cloned()),
     }

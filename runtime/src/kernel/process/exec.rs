@@ -5,7 +5,7 @@
 //! kernel:  execve(TRANSLATOR, [PREFIX…, "--argv0=A0", "--", PATH, A1, …], ENV)
 //! ```
 //!
-//! TRANSLATOR is `/proc/self/exe`, unless the process is that of a program which has started the guest by the library.
+//! TRANSLATOR is the program of this process ([`super::translator`]), unless that has started the guest by the library.
 //! PATH is passed as the guest wrote it; with `--argv0` it is not searched for in `$PATH`. The
 //! kernel reads A1… and ENV from the guest's own memory. The target is checked before the call,
 //! because after a successful call no guest is left to which an error could be returned.
@@ -29,7 +29,7 @@
 //! several threads or companions the other threads stand still during the call (`Threads`), so
 //! that none of them is ended while it holds a lock of memory that outlives it.
 //!
-//! Example: `execve("./prog", ["-login", "x"], env)` becomes `execve("/proc/self/exe", ["dynasour",
+//! Example: `execve("./prog", ["-login", "x"], env)` becomes `execve("/usr/bin/dynasour", ["dynasour",
 //! "run", "--argv0=-login", "--", "./prog", "x"], env)`.
 
 use std::ffi::{CStr, CString, OsStr};
@@ -42,6 +42,7 @@ use crate::kernel::entry::Call;
 use crate::kernel::process::guest_access::{guest_read, guest_string};
 use crate::kernel::process::limits::Limit;
 use crate::kernel::process::own_files::is_own_executable;
+use crate::kernel::process::translator::Translator;
 use crate::kernel::process::{Done, Engine, System};
 use crate::kernel::signal::{self, SIG_IGN, SYNCHRONOUS_SIGNALS, gate};
 
@@ -56,7 +57,7 @@ const MOST_ARGUMENTS: usize = (6 << 20) / 8;
 /// How new programs are translated.
 pub struct Follow {
     /// The file of the translator.
-    pub translator: CString,
+    pub translator: Translator,
     /// The first strings of the new argv: the translator's `argv[0]`, `run`, options.
     pub prefix: Vec<CString>,
     /// Options that follow `prefix` only in the process that the user started.
@@ -345,7 +346,7 @@ impl System {
             Err(errno) => return Done::error(errno),
         };
         let argv = arguments.pointers.as_ptr() as u64;
-        let file = follow.translator.as_ptr() as u64;
+        let file = follow.translator.path().as_ptr() as u64;
         self.switch_program(engine, &Call::new(libc::SYS_execve, &[file, argv, request.envp]))
     }
 

@@ -44,6 +44,7 @@ pub mod system;
 #[cfg(test)]
 mod tests;
 pub(crate) mod thread;
+pub mod translator;
 
 pub(crate) use companion::CompanionSeat;
 pub use death::Death;

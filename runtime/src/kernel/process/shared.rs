@@ -29,6 +29,7 @@ use crate::kernel::process::report::Report;
 use crate::kernel::process::seccomp;
 use crate::kernel::signal::{MAX_SIGNAL, SigAction};
 use crate::sync::lock;
+use dynasour_guest::space::MapEntry;
 
 /// The guest's dispositions, by signal number.
 pub(crate) type Actions = [SigAction; MAX_SIGNAL as usize + 1];
@@ -187,8 +188,11 @@ impl Process {
         &self.executable
     }
 
-    pub(crate) fn set_executable(&mut self, path: CString) {
-        self.executable = path.into();
+    pub(crate) fn set_files(&mut self, executable: CString, maps: &[MapEntry]) {
+        self.executable = executable.into();
+        if let Some(follow) = self.follow.as_mut().and_then(Arc::get_mut) {
+            follow.translator.found(maps);
+        }
     }
 
     /// How the programs that the guest executes are translated; `None` runs them natively.

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use dynasour_guest::ThreadContext;
 use dynasour_guest::image::StackPlace;
-use dynasour_guest::space::Brk;
+use dynasour_guest::space::{Brk, MapEntry};
 
 use super::exec::{Arguments, Follow};
 use super::limits::Limit;
@@ -310,12 +310,13 @@ impl System {
         self.process.threads().leave();
     }
 
-    /// Says which file the guest runs: [`Config::executable`]. To be called before a guest process shares it.
+    /// Says which file the guest runs ([`Config::executable`]), and by this process's mappings which file the
+    /// translator is. To be called before anybody shares the process.
     ///
     /// # Panics
-    /// One does.
-    pub fn set_executable(&mut self, path: CString) {
-        Arc::get_mut(&mut self.process).expect("nobody shares it").set_executable(path);
+    /// Somebody does.
+    pub fn set_files(&mut self, executable: CString, maps: &[MapEntry]) {
+        Arc::get_mut(&mut self.process).expect("nobody shares it").set_files(executable, maps);
     }
 
     /// Makes `context`, which is new, this thread's context, with the extended state of a new process. Installs

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use dynasour_guest::ThreadContext;
 
 use super::exec::Follow;
+use super::translator::Translator;
 use super::{Ending, Process};
 use crate::kernel::entry::Call;
 use crate::kernel::process::{Outcome, System};
@@ -90,11 +91,7 @@ fn spawned(context: &mut ThreadContext, system: &mut System) -> i32 {
 #[test]
 fn a_spawned_child_borrows_memory_and_nothing_else() {
     with_machine(|m| {
-        let follow = Follow {
-            translator: c"/proc/self/exe".to_owned(),
-            prefix: vec![],
-            own_options: vec![],
-        };
+        let follow = Follow { translator: Translator::own(), prefix: vec![], own_options: vec![] };
         Process::set_follow(&mut m.system.process, follow);
         m.engine.child = Some(spawned);
         m.handle(libc::SIGUSR1, 0, 0);
