@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/shm.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "guest.h"
@@ -55,6 +56,12 @@ int main(int argc, char **argv) {
     show("with 64 MiB");
     CHECK(mmap(memory, 64 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == memory);
     CHECK(mremap(memory, 64 * MIB, 164 * MIB, MREMAP_MAYMOVE) == MAP_FAILED && errno == ENOMEM);
+    CHECK(mremap(memory, 64 * MIB, 64 * MIB, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL) == MAP_FAILED && errno == ENOMEM);
+    int segment = shmget(IPC_PRIVATE, 64 * MIB, 0600 | IPC_CREAT | SHM_NORESERVE);
+    if (segment >= 0) { /* There may be no System V memory. */
+        CHECK(shmat(segment, NULL, 0) == (void *)-1 && errno == ENOMEM);
+        CHECK(shmctl(segment, IPC_RMID, NULL) == 0);
+    }
     char *now = sbrk(0);
     CHECK(sbrk(MIB) == now && sbrk(60 * MIB) == (void *)-1 && errno == ENOMEM);
     CHECK(malloc(90 * MIB) == NULL && errno == ENOMEM);

@@ -18,6 +18,10 @@ static int finish(pid_t child) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
+static void handler(int number) {
+    (void)number;
+}
+
 int main(void) {
     pid_t child = -7;
     char *none[] = {"/nonexistent/program", NULL};
@@ -67,6 +71,17 @@ int main(void) {
     CHECK(posix_spawn(&child, "/bin/sh", NULL, NULL, killer, environ) == 0);
     printf("inherited ignore: %d\n", finish(child));
     signal(SIGTERM, SIG_DFL);
+
+    /* Each child makes the same hundred calls, whose site the translator may rewrite. */
+    signal(SIGUSR1, SIG_IGN);
+    char *signals[] = {"sh", "-c", "kill -USR1 $$; kill -USR2 $$; exit 3", NULL};
+    for (int i = 0; i < 6; i++) {
+        signal(SIGUSR2, i % 2 ? SIG_IGN : handler);
+        CHECK(posix_spawn(&child, "/bin/sh", NULL, NULL, signals, environ) == 0);
+        printf("USR1 ignored, USR2 %s: %d\n", i % 2 ? "ignored" : "handled", finish(child));
+        struct sigaction now;
+        CHECK(sigaction(SIGUSR2, NULL, &now) == 0 && now.sa_handler == (i % 2 ? SIG_IGN : handler));
+    }
 
     printf("system: %d\n", WEXITSTATUS(system("exit 6")));
     FILE *pipe_from = popen("printf 'a b c' | tr a-c x-z", "r");

@@ -111,8 +111,10 @@ impl Dispatcher {
         context: &ThreadContext,
         system: &System,
     ) -> bool {
-        // The interpreter ends a single-stepped program as the kernel would, in place it would not.
+        // The interpreter ends a single-stepped program as the kernel would, in place it would not. In place each call
+        // stops the child with SIGSYS for its tracer, which is the parent, who sleeps.
         let is_possible = self.machine.is_direct()
+            && !system.asked_for_tracer
             && context.gs_base == 0
             && context.rflags & TRAP_FLAG == 0
             && Self::unreachable(context).is_none();

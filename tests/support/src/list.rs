@@ -145,6 +145,7 @@ macro_rules! for_each_guest {
             alone_counts: "alone.c" .args(&["20000", "count"]),
             vfork_exec: "vfork_exec.c" .exits(11),
             posix_spawn: "posix_spawn.c",
+            traced_vfork: "traced_vfork.c",
             mmap: "mmap.c",
             brk: "brk.c",
             brk_no_pie: "brk.c" .flags(&["-no-pie"]),

@@ -15,7 +15,7 @@
 use std::ffi::CString;
 use std::ops::Range;
 
-use dynasour_guest::space::page_up;
+use dynasour_guest::space::{PAGE, page_up};
 
 use super::guest_access::{guest_read, guest_write};
 use super::{Done, System};
@@ -98,6 +98,13 @@ pub(crate) fn sets_stack_limit(nr: i64, call: &Call) -> bool {
     about(libc::RLIMIT_STACK, nr, call).is_some_and(|(new, _)| new != 0)
 }
 
+/// Bytes of all mappings of this process, the host's too (proc_pid_statm(5)).
+fn mapped_by_all() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/thread-self/statm").ok()?;
+    let pages: u64 = text.split(' ').next()?.parse().ok()?;
+    Some(pages * PAGE)
+}
+
 impl System {
     /// Performs `getrlimit`, `setrlimit` and `prlimit64` if they are about this process's address
     /// space; `None` if not.
@@ -142,7 +149,13 @@ impl System {
             _ => return true,
         };
         let more = page_up(len).unwrap_or(u64::MAX);
-        more == 0 || self.process.memory().guest_size(&instead).saturating_add(more) <= soft
+        let is_within = |size: u64| size.saturating_add(more) <= soft;
+        // To add the mappings up takes long if there are many. So the kernel's sum is asked first, which contains
+        // the host's.
+        more == 0
+            || is_within(0)
+                && (mapped_by_all().is_some_and(is_within)
+                    || is_within(self.process.memory().guest_size(&instead)))
     }
 }
 

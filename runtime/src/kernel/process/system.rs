@@ -251,6 +251,8 @@ pub struct System {
     pub(crate) dispatch: Option<Dispatch>,
     /// Its seat, if it is the first thread of a companion.
     pub(crate) companion_seat: Option<Arc<CompanionSeat>>,
+    /// It has made its parent its tracer (`PTRACE_TRACEME`).
+    pub(crate) asked_for_tracer: bool,
 }
 
 impl System {
@@ -283,6 +285,7 @@ impl System {
             seccomp: config.seccomp.map_or_else(Seccomp::default, Seccomp::from_file),
             dispatch: None,
             companion_seat: None,
+            asked_for_tracer: false,
         }
     }
 
@@ -386,6 +389,7 @@ impl System {
             seccomp: self.seccomp.clone(),
             dispatch: None,
             companion_seat: None,
+            asked_for_tracer: false,
         }
     }
 }

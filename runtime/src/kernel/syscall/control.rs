@@ -12,6 +12,7 @@ use dynasour_guest::space::USER_END;
 use crate::kernel::entry::Call;
 use crate::kernel::process::Done;
 use crate::kernel::process::guest_access::guest_write;
+use crate::kernel::process::system::Segments;
 
 /// Codes of `arch_prctl` (`asm/prctl.h`).
 mod arch {
@@ -31,21 +32,25 @@ mod arch {
 /// `arch_prctl`. The segment bases are those in the context. For a feature that the translator does
 /// not support, the answer is that of a processor without the feature. `None`: the kernel is to
 /// answer.
-pub(super) fn arch_prctl(context: &mut ThreadContext, call: &Call) -> Option<Done> {
+pub(super) fn arch_prctl(
+    context: &mut ThreadContext,
+    segments: &mut Segments,
+    call: &Call,
+) -> Option<Done> {
     let [code, address, ..] = call.args;
-    let set = |base: &mut u64| {
+    let set = |base: &mut u64, selector: &mut u16| {
         if address >= USER_END {
             return Done::error(libc::EPERM);
         }
-        *base = address;
+        (*base, *selector) = (address, 0);
         Done::Value(0)
     };
     let get = |base: u64| {
         guest_write(address, &base.to_le_bytes()).map_or_else(Done::error, |()| Done::Value(0))
     };
     Some(match code {
-        arch::SET_FS => set(&mut context.fs_base),
-        arch::SET_GS => set(&mut context.gs_base),
+        arch::SET_FS => set(&mut context.fs_base, &mut segments.fs),
+        arch::SET_GS => set(&mut context.gs_base, &mut segments.gs),
         arch::GET_FS => get(context.fs_base),
         arch::GET_GS => get(context.gs_base),
         // Faults of `cpuid` would hit the translator's own `cpuid`, too. A request to allow
@@ -117,14 +122,17 @@ mod tests {
         let mut context = ThreadContext::new();
         let mut out = 0u64;
         let out_address = &raw mut out as u64;
+        let mut segments = Segments { fs: 0x2b, gs: 0x2b, ..Segments::default() };
         let mut call = |code, address| {
-            arch_prctl(&mut context, &Call::new(libc::SYS_arch_prctl, &[code, address]))
+            let call = Call::new(libc::SYS_arch_prctl, &[code, address]);
+            arch_prctl(&mut context, &mut segments, &call)
         };
         assert_eq!(call(arch::SET_FS, 0x1234), Some(Done::Value(0)));
         assert_eq!(call(arch::SET_GS, 1 << 63), Some(Done::error(libc::EPERM)));
         assert_eq!(call(arch::GET_FS, out_address), Some(Done::Value(0)));
         assert_eq!(call(0x1011, 0), None);
         assert_eq!((out, context.fs_base, context.gs_base), (0x1234, 0x1234, 0));
+        assert_eq!((segments.fs, segments.gs), (0, 0x2b), "what is set has no selector");
     }
 
     #[test]

@@ -28,6 +28,7 @@ use std::os::fd::BorrowedFd;
 use dynasour_guest::space::{self, MapEntry, Mapping, PAGE, USER_END, page_down, page_up};
 use nix::sys::mman::{MapFlags, ProtFlags};
 
+use super::segments::segment_size;
 use crate::changes::News;
 use crate::kernel::entry::{self, Call};
 use crate::kernel::process::{Done, Engine, Moved, System};
@@ -138,7 +139,14 @@ impl System {
                 self.may_map(len, range.clone())
             }
             libc::SYS_mmap => self.may_map(len, 0..0),
+            libc::SYS_mremap if flags as i32 & libc::MREMAP_DONTUNMAP != 0 => {
+                self.may_map(new_len, 0..0)
+            }
             libc::SYS_mremap => self.may_map(new_len.saturating_sub(len), 0..0),
+            // The kernel names what is wrong with the segment.
+            libc::SYS_shmat => {
+                segment_size(call.args[0]).map_or(true, |size| self.may_map(size, 0..0))
+            }
             _ => true,
         }
     }

@@ -253,7 +253,8 @@ impl System {
             }
 
             libc::SYS_arch_prctl => {
-                control::arch_prctl(context, call).unwrap_or_else(|| self.pass(call))
+                let done = control::arch_prctl(context, &mut self.segments, call);
+                done.unwrap_or_else(|| self.pass(call))
             }
             libc::SYS_prctl => {
                 let switched =

@@ -53,13 +53,16 @@ const USER_REGS_WORDS: usize = 27;
 
 impl System {
     /// `ptrace`
-    pub(super) fn ptrace_call(&self, engine: &dyn Engine, call: &Call) -> Done {
+    pub(super) fn ptrace_call(&mut self, engine: &dyn Engine, call: &Call) -> Done {
         const NT_PRSTATUS: u64 = 1;
         let [request, tid, what, data, ..] = call.args;
         if let Some(stop) = Stop::of(request) {
             return self.stop(engine, call, stop);
         }
         let done = self.pass(call);
+        if request == u64::from(libc::PTRACE_TRACEME) && done == Done::Value(0) {
+            self.asked_for_tracer = true;
+        }
         let is_general = match request as libc::c_uint {
             libc::PTRACE_GETREGS => true,
             libc::PTRACE_GETREGSET => what == NT_PRSTATUS,
