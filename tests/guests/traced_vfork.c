@@ -22,10 +22,9 @@ int main(int argc, char **argv) {
         int status;
         CHECK(waitpid(child, &status, 0) == child);
         printf("first %x\n", status);
-        while (WIFSTOPPED(status)) {
-            int signal = WSTOPSIG(status) == SIGTRAP ? 0 : WSTOPSIG(status);
+        /* The first stop is for the program; of the others a translator may have its signals. */
+        for (int signal = 0; WIFSTOPPED(status); signal = WSTOPSIG(status))
             CHECK(ptrace(PTRACE_CONT, child, NULL, signal) == 0 && waitpid(child, &status, 0) == child);
-        }
         printf("end %x\n", status);
     }
     return 0;
