@@ -312,7 +312,10 @@ impl Plan {
             .filter(|_| !headers.relocatable && !space::is_randomised())
             .and_then(|end| Brk::behind(end, data_len));
         let mut linker = match &self.linker {
-            Some(linker) => Some((linker, map_linker(linker)?)),
+            Some(linker) => {
+                executable::loaded_with(&linker.file);
+                Some((linker, map_linker(linker)?))
+            }
             None => None,
         };
         let program_entry = headers.entry.wrapping_add(image.bias);

@@ -8,8 +8,9 @@
 use std::ffi::{CString, OsStr};
 use std::fs::{File, OpenOptions};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags};
@@ -61,6 +62,19 @@ pub fn resolve_command(name: &OsStr, search_path: Option<&OsStr>) -> Result<Path
     }
 }
 
+/// The dynamic linker with which this process's guest was loaded: device and inode.
+static LINKER: OnceLock<(u64, u64)> = OnceLock::new();
+
+/// Notes that the guest is loaded with the dynamic linker in `file`. The kernel is not asked about it again, which takes
+/// 15 µs (measured), at each execve: nearly all programs have the same. So it is missed if somebody has that file open
+/// for writing just then.
+pub(super) fn loaded_with(file: &File) {
+    if let Ok(metadata) = file.metadata() {
+        // Only tests load several programs.
+        let _ = LINKER.set((metadata.dev(), metadata.ino()));
+    }
+}
+
 /// Who is asked whether a file may be executed, besides its mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Ask {
@@ -82,7 +96,7 @@ pub(super) fn open(path: &Path, ask: Ask) -> Result<File, Reason> {
     // With glibc's `eaccess` that takes seven system calls.
     faccessat(AT_FDCWD, path, AccessFlags::X_OK, AtFlags::AT_EACCESS)
         .map_err(|errno| Reason::system("execute", errno))?;
-    if ask == Ask::Kernel {
+    if ask == Ask::Kernel && LINKER.get() != Some(&(metadata.dev(), metadata.ino())) {
         ask_kernel(path)?;
     }
     // The path may have become a FIFO since the check; opening it must not block.
