@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::testing::{Machine, in_child};
+use std::os::fd::AsRawFd;
 
 const ANONYMOUS: u64 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
 
@@ -10,6 +11,22 @@ fn ranges_round_as_the_kernel_rounds() {
     assert_eq!(pages(0x1234, 1), 0x1000..0x2000);
     assert_eq!(pages(0x1000, 0x1001), 0x1000..0x3000);
     assert!(pages(0x1000, u64::MAX).is_empty());
+}
+
+#[test]
+fn a_file_that_a_descriptor_writes_is_found() {
+    let status = in_child(|| {
+        let path = std::env::temp_dir().join(format!("written-{}", std::process::id()));
+        let write = std::fs::File::create(&path).expect("a file");
+        let read = std::fs::File::open(&path).expect("the file");
+        std::fs::remove_file(&path).expect("removed");
+        let inode = inode_of(read.as_raw_fd()).expect("its inode");
+        let found = is_written_elsewhere(inode);
+        drop(write);
+        let found_later = is_written_elsewhere(inode);
+        i32::from((found, found_later) != (true, false))
+    });
+    assert_eq!(status, 0);
 }
 
 /// The host is the test's own process: no call of the guest may change its mappings.
