@@ -43,19 +43,6 @@ impl Views {
         Ok(views)
     }
 
-    /// Addresses for both views, which the kernel chooses, without memory: [`Views::renew`] puts it there.
-    ///
-    /// # Errors
-    /// The error of mmap.
-    pub fn reserved(len: usize) -> io::Result<Views> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address that the kernel chooses.
-        let writable = succeeded(unsafe {
-            libc::mmap(ptr::null_mut(), 2 * len, libc::PROT_NONE, flags, -1, 0)
-        })?;
-        Ok(Views { writable, executable: writable.wrapping_add(len), len })
-    }
-
     /// Fresh memory at the same addresses, shared with no other process; it begins with the first
     /// `keep` bytes of the old.
     ///
@@ -177,20 +164,6 @@ mod tests {
                 "{entry:?}"
             );
         }
-    }
-
-    #[test]
-    fn reserved_addresses_get_memory_when_it_is_needed() {
-        let mut views = Views::reserved(LEN).expect("addresses");
-        let executable = views.executable();
-        let at = |address: u64| {
-            let maps = maps().expect("maps");
-            maps.into_iter().find(|entry| entry.range.contains(&address)).expect("mapped").prot
-        };
-        assert_eq!(at(executable as u64), ProtFlags::PROT_NONE);
-        views.renew(0).expect("memory");
-        put(&views, &[0xb8, 7, 0, 0, 0, 0xc3]);
-        assert_eq!((views.executable(), call(&views)), (executable, 7));
     }
 
     #[test]

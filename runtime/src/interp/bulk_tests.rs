@@ -217,7 +217,6 @@ fn real_code_interpreted_equals_native() {
     let groups: Vec<_> = by_code.into_values().collect();
 
     let mut pool = Pool::new().unwrap();
-    pool.make_own().unwrap();
     let end = std::rc::Rc::new(std::cell::Cell::new(0));
     let mut interp = Interp::with_code(Box::new(UntilEnd(end.clone())));
     let (mut native, mut ours, mut start) =

@@ -6,8 +6,6 @@
 //! Invariants:
 //! * No view is both writable and executable.
 //! * Code is appended and never changed.
-//! * Before code is appended for the first time, a pool has addresses only ([`Pool::make_own`]): memory takes 11 µs
-//!   (measured), and a short program under `direct` interprets nothing.
 //! * A forked child shares the memory with its parent. It executes the code that it knows, which
 //!   nobody changes, and copies it to memory of its own, at the same addresses, before it appends
 //!   ([`Pool::make_own`]): most children of a shell never do, and the copy takes 40 µs (measured).
@@ -17,7 +15,7 @@
 //! A pool belongs to one guest thread, which calls it without a lock. [`contains`] may be called by
 //! any thread, also in a signal handler.
 //!
-//! Example: after `make_own`, `append(&[0xc3])` returns the executable address A of a `ret`. The next code goes to A
+//! Example: `append(&[0xc3])` returns the executable address A of a `ret`. The next code goes to A
 //! + 16. After `clear` the first code is at A again.
 
 use dynasour_guest::space::Views;
@@ -50,17 +48,18 @@ pub fn contains(addr: u64) -> bool {
 pub struct Pool {
     views: Views,
     used: usize,
-    /// There is memory, and no other process appends to it.
-    is_own: bool,
+    /// The memory is another process's, too, which appends to it.
+    is_inherited: bool,
 }
 
 impl Pool {
-    /// An empty pool, without memory.
+    /// An empty pool.
     ///
     /// # Errors
     /// The kernel's error, or [`io::ErrorKind::QuotaExceeded`] if there are [`MOST`] pools already.
     pub fn new() -> io::Result<Pool> {
-        let pool = Pool { views: Views::reserved(POOL_SIZE)?, used: 0, is_own: false };
+        let views = Views::new(POOL_SIZE, [])?;
+        let pool = Pool { views, used: 0, is_inherited: false };
         let start = pool.views.executable() as usize;
         let free = |view: &&AtomicUsize| {
             view.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -89,7 +88,7 @@ impl Pool {
     pub fn append(&mut self, code: &[u8]) -> Option<u64> {
         let address = self.next_address();
         let end = self.used.checked_add(code.len())?;
-        assert!(self.is_own, "no memory, or that of another process");
+        assert!(!self.is_inherited, "memory of another process");
         if end > POOL_SIZE {
             return None;
         }
@@ -108,29 +107,29 @@ impl Pool {
     /// Removes all code. The caller must not run any of it again.
     ///
     /// # Errors
-    /// As [`Pool::make_own`].
+    /// As [`Pool::new`]; the pool is then unchanged.
     pub fn clear(&mut self) -> io::Result<()> {
         self.renew(0)
     }
 
     /// In a forked child: the memory is the parent's.
     pub fn inherit(&mut self) {
-        self.is_own = false;
+        self.is_inherited = true;
     }
 
-    /// Makes sure that there is memory, and that it is this process's own. To be called before code is appended.
+    /// Makes sure that the memory is this process's own. To be called before code is appended.
     ///
     /// # Errors
-    /// The kernel's error; the pool is then unchanged.
+    /// As [`Pool::new`]; the memory is then still the parent's.
     pub fn make_own(&mut self) -> io::Result<()> {
-        if self.is_own { Ok(()) } else { self.renew(self.used) }
+        if self.is_inherited { self.renew(self.used) } else { Ok(()) }
     }
 
     /// Puts fresh memory under both views, with the first `keep` bytes of the old.
     fn renew(&mut self, keep: usize) -> io::Result<()> {
         self.views.renew(keep)?;
         self.used = keep;
-        self.is_own = true;
+        self.is_inherited = false;
         Ok(())
     }
 }
@@ -153,19 +152,13 @@ mod tests {
         unsafe { std::mem::transmute::<u64, extern "C" fn() -> u32>(address)() }
     }
 
-    fn pool() -> Pool {
-        let mut pool = Pool::new().unwrap();
-        pool.make_own().unwrap();
-        pool
-    }
-
     fn mov(value: u8) -> [u8; 6] {
         [0xb8, value, 0, 0, 0, 0xc3]
     }
 
     #[test]
     fn code_runs_and_a_cleared_pool_starts_again() {
-        let mut pool = pool();
+        let mut pool = Pool::new().unwrap();
         let five = pool.append(&mov(5)).unwrap();
         assert!(contains(five) && contains(five + 5) && !contains(five + POOL_SIZE as u64));
         assert_eq!(call(five), 5);
@@ -177,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_forked_child_runs_in_memory_of_its_own() {
-        let mut pool = pool();
+        let mut pool = Pool::new().unwrap();
         let five = pool.append(&mov(5)).unwrap();
         let six = pool.next_address();
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();

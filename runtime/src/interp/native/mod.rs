@@ -185,7 +185,7 @@ impl NativePool {
         self.pool.as_mut().map_or(Ok(()), Pool::clear)
     }
 
-    /// Takes addresses now, and not when the first thunk is made.
+    /// Allocates the memory now, and not when the first thunk is made.
     ///
     /// # Errors
     /// See [`Pool::new`].
