@@ -207,7 +207,7 @@ fn environment() -> Vec<CString> {
 fn follow(config: &RunConfig) -> Follow {
     let options = config.child_options.iter().cloned();
     let prefix = [OsString::from("dynasour"), OsString::from("run")].into_iter().chain(options);
-    let other = config.translator.as_ref().map(|path| Translator::from(path.as_os_str()));
+    let other = config.translator.as_ref().map(|path| Translator::at(c_string(path.as_os_str())));
     Follow {
         translator: other.unwrap_or_else(Translator::own),
         prefix: c_strings(prefix),

@@ -7,7 +7,7 @@
 //! context. A patch may lead it into a trace; what the trace's exit asks the runtime to compile is
 //! not compiled.
 //!
-//! Data: none that outlives the child. Invariants: while the child runs, the peer names the child
+//! Data: [`ChildCalls`], which the child leaves to its parent, part of the thread's [`Dispatcher`]. Invariants: while the child runs, the peer names the child
 //! ([`Peer::attach`](super::peers::Peer::attach)), so threads that call the peer's thread out of the
 //! cache send the signal to the child. The child is *outside* when it executes another program, so
 //! nobody calls it then; [`Dispatcher::vfork_child_is_gone`] makes the peer name the parent again.

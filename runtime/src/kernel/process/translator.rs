@@ -11,8 +11,11 @@
 //! is to execute `/proc/self/exe`.
 
 use dynasour_guest::space::MapEntry;
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt;
+
+/// The link to the program of a process.
+const OWN: &CStr = c"/proc/self/exe";
 
 /// How the kernel finds the translator.
 #[derive(Debug)]
@@ -34,7 +37,7 @@ struct Named {
 impl Translator {
     /// The program of this process.
     pub fn own() -> Translator {
-        Translator::at(c"/proc/self/exe".to_owned())
+        Translator::at(OWN.to_owned())
     }
 
     /// The file at `path`.
@@ -46,11 +49,10 @@ impl Translator {
     pub(crate) fn found(&mut self, maps: &[MapEntry]) {
         let code = Translator::own as *const () as u64;
         let map = maps.iter().find(|map| map.range.contains(&code));
-        let named = map.filter(|_| self.path.as_c_str() == c"/proc/self/exe").and_then(|map| {
+        self.named = map.filter(|_| self.path.as_c_str() == OWN).and_then(|map| {
             let path = CString::new(map.path.as_ref()?.as_bytes()).ok()?;
             Some(Named { path, device: map.device, inode: map.inode })
         });
-        self.named = named.filter(Named::is_there);
     }
 
     /// A path that leads there now.
@@ -87,18 +89,12 @@ fn has_proc() -> bool {
     }
 }
 
-impl From<&OsStr> for Translator {
-    /// A path with a NUL inside leads nowhere.
-    fn from(path: &OsStr) -> Translator {
-        Translator::at(CString::new(path.as_bytes()).unwrap_or_default())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::in_child;
     use dynasour_guest::space;
+    use std::ffi::OsStr;
     use std::path::Path;
 
     #[test]
@@ -118,7 +114,7 @@ mod tests {
 
     #[test]
     fn another_translator_has_its_own_path() {
-        let mut translator = Translator::from(OsStr::new("/usr/bin/dynasour"));
+        let mut translator = Translator::at(c"/usr/bin/dynasour".to_owned());
         translator.found(&space::maps().expect("maps"));
         assert_eq!(translator.path(), c"/usr/bin/dynasour");
     }

@@ -20,9 +20,6 @@ use super::memory::{inode_of, is_error};
 use crate::kernel::entry::{self, Call};
 use crate::kernel::process::{Done, Engine, System};
 
-/// `statfs::f_type` of /proc (manual: statfs(2)).
-const PROC_SUPER_MAGIC: i64 = 0x9fa0;
-
 /// Does this descriptor lead to the memory of a process, its own or another's?
 fn is_memory(fd: i32) -> bool {
     let mut status = std::mem::MaybeUninit::<libc::statfs>::uninit();
@@ -30,7 +27,7 @@ fn is_memory(fd: i32) -> bool {
     let is_proc = unsafe {
         let failed =
             entry::raw(&Call::new(libc::SYS_fstatfs, &[fd as u64, status.as_mut_ptr() as u64]));
-        failed == 0 && status.assume_init().f_type == PROC_SUPER_MAGIC
+        failed == 0 && status.assume_init().f_type == libc::PROC_SUPER_MAGIC
     };
     is_proc
         && std::fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|path| path.ends_with("mem"))
