@@ -36,6 +36,13 @@ pub const SCRATCH_WORDS: usize = 2048;
 /// way).
 pub const LANDINGS: usize = 1 << 13;
 
+/// Words in [`ThreadContext::race`].
+pub const RACE_WORDS: usize = 5;
+
+/// Words in [`ThreadContext::loop_starts`] (guess: a word of each trace that races; later loops count in
+/// [`ThreadContext::race`]).
+pub const LOOP_WORDS: usize = 1024;
+
 /// The trap flag of rflags (manual: SDM volume 1, 3.4.3.3): a trap after each instruction.
 pub const TRAP_FLAG: u64 = 0x100;
 /// The nested-task flag of rflags (manual: SDM volume 1, 3.4.3.3): without effect for user code, and cleared by
@@ -106,6 +113,11 @@ pub struct ThreadContext {
     /// Nonzero if the thread was sampled in copied blocks or a trace since the runtime has looked. Only
     /// the tier `full` looks.
     pub sampled: AtomicU64,
+    /// What the thread has counted for a race, and whether it counts twice. The emitter says which word is
+    /// what.
+    pub race: [AtomicU64; RACE_WORDS],
+    /// Does a sample bring the thread out of the code cache?
+    pub comes_out: AtomicBool,
     /// Short-lived save slots of stubs.
     pub stub_save: [u64; 8],
     /// While a fragment runs: 0 if the guest's extended state is in the processor, 1 if it is still
@@ -140,6 +152,9 @@ pub struct ThreadContext {
     /// indexed by some bits of the guest's stack pointer, the landings of the calls that have not
     /// returned yet.
     pub landings: [u32; LANDINGS],
+    /// What loops have counted that count starts by themselves, each in a word of its own. Only
+    /// differences mean something.
+    pub loop_starts: [AtomicU64; LOOP_WORDS],
 }
 
 /// Memory for one context.
@@ -195,6 +210,8 @@ pub mod offset {
     pub const IN_PLACE_FLAGS: usize = offset_of!(ThreadContext, in_place_flags);
     /// `extended_away`
     pub const EXTENDED_AWAY: usize = offset_of!(ThreadContext, extended_away);
+    /// `race[0]`
+    pub const RACE: usize = offset_of!(ThreadContext, race);
     /// `stub_save[0]`
     pub const STUB_SAVE: usize = offset_of!(ThreadContext, stub_save);
     /// `scratch[0]`
@@ -205,6 +222,8 @@ pub mod offset {
     pub const FAULT_RIP: usize = offset_of!(ThreadContext, fault_rip);
     /// `landings[0]`
     pub const LANDINGS: usize = offset_of!(ThreadContext, landings);
+    /// `loop_starts[0]`
+    pub const LOOP_STARTS: usize = offset_of!(ThreadContext, loop_starts);
 }
 
 impl ThreadContext {
@@ -246,7 +265,7 @@ impl ThreadContext {
     /// Resets the context to the state of a new process.
     pub fn clear(&mut self) {
         // SAFETY: as in `new`. The fields from `landings` on may keep old values: `landings_of` is
-        // 0 now, so nothing reads them.
+        // 0 now, so nothing reads them, and of counts only differences mean something.
         unsafe {
             std::ptr::write_bytes(std::ptr::from_mut(self).cast::<u8>(), 0, offset::LANDINGS)
         };

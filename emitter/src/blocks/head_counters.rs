@@ -18,7 +18,7 @@
 //! to it lead to a counter that is set to 50. The fiftieth execution leaves, and the runtime
 //! records a trace.
 
-use super::gates::{LOOP_WORDS, RACE_WORDS, RaceWord};
+use dynasour_guest::context::LOOP_WORDS;
 use super::removal::Key;
 use super::stack_returns::Landings;
 use super::{BODY, Block, Blocks, FIRST_COUNTER, Link, NONE, STUB};
@@ -33,7 +33,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Counters of 8 bytes (guess; if it is too low, later heads are not counted and get no traces).
-const COUNTERS: usize = (1 << 16) - RACE_WORDS;
+const COUNTERS: usize = 1 << 16;
 
 /// Identifies a counter, until the next flush.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,8 +104,8 @@ pub struct Count {
 /// All counters, and the heads that still need one.
 pub(crate) struct Heads {
     words: Option<Words>,
-    /// So many words of loops are in use.
-    loops: usize,
+    /// So many words of loops are in use ([`ThreadContext::loop_starts`](dynasour_guest::ThreadContext)).
+    loops: u32,
     counters: Vec<Counter>,
     /// Numbers of removed counters.
     pub free: Vec<u32>,
@@ -122,7 +122,7 @@ impl Heads {
 
     pub fn new(cache: &Range<u64>) -> Heads {
         Heads {
-            words: Words::new(cache, COUNTERS + RACE_WORDS + LOOP_WORDS),
+            words: Words::new(cache, COUNTERS),
             loops: 0,
             counters: Vec::new(),
             free: Vec::new(),
@@ -143,22 +143,13 @@ impl Heads {
         self.counters.get(counter as usize).map(|counter| counter.counts)
     }
 
-    /// The words, and the number of the word of the race.
-    pub fn race_word(&self, word: RaceWord) -> Option<(&Words, usize)> {
-        self.words.as_ref().map(|words| (words, COUNTERS + word as usize))
-    }
-
-    /// The address of a word in which one loop counts from now on; none if all are in use.
-    pub fn new_loop_word(&mut self) -> Option<u64> {
-        let words = self.words.as_ref().filter(|_| self.loops < LOOP_WORDS)?;
-        self.loops += 1;
-        Some(words.address(COUNTERS + RACE_WORDS + self.loops - 1))
-    }
-
-    /// The value of the word at this address, which is one of a loop.
-    pub fn loop_word(&self, address: u64) -> u64 {
-        let words = self.words.as_ref().filter(|words| words.range().contains(&address));
-        words.map_or(0, |words| words.get((address - words.address(0)) as usize / 8))
+    /// The number of a word in which one loop counts from now on; none if all are in use.
+    pub fn new_loop_word(&mut self) -> Option<u32> {
+        let word = self.loops;
+        ((word as usize) < LOOP_WORDS).then(|| {
+            self.loops += 1;
+            word
+        })
     }
 
     pub fn are_counted(&self) -> bool {

@@ -58,6 +58,12 @@ pub(crate) fn always_take(cache: &Cache, address: u64) {
     cache.patch_byte(&PERMIT, address, SHORT_JUMP);
 }
 
+/// Makes the short jump at `address` lead this many bytes behind its end.
+pub(crate) fn set_distance(cache: &Cache, address: u64, distance: u8) {
+    debug_assert!(cache.read(address, 1) == [SHORT_JUMP] && distance < 0x80);
+    cache.patch_byte(&PERMIT, address + 1, distance);
+}
+
 /// Has [`always_take`] changed the branch at `address`?
 pub(crate) fn is_always_taken(cache: &Cache, address: u64) -> bool {
     cache.read(address, 1) == [SHORT_JUMP]
@@ -86,6 +92,8 @@ mod tests {
         always_take(&cache, code + 5);
         assert!(is_always_taken(&cache, code + 5));
         assert_eq!(cache.read(code + 6, 2), [5, 0x90]);
+        set_distance(&cache, code + 5, 9);
+        assert_eq!(cache.read(code + 5, 3), [SHORT_JUMP, 9, 0x90]);
         replace(&cache, code + 8, [1, 2, 3, 4, 5, 6, 7, 8]);
         set_field(&cache, code + 12, 0x0c0b_0a09);
         assert_eq!(cache.read(code + 8, 8), [1, 2, 3, 4, 9, 10, 11, 12]);

@@ -29,8 +29,8 @@ pub struct CompiledCode {
     pub(crate) registers: Registers,
     /// See [`Fragment::uses_vector`](crate::Fragment::uses_vector).
     pub(crate) uses_vector: bool,
-    /// The address of the word in which its loop counts the starts of iterations, if it has one of its own.
-    pub(crate) own_word: Option<u64>,
+    /// The number of the word in which its loop counts the starts of iterations, if it has one of its own.
+    pub(crate) own_word: Option<u32>,
     /// Is the extended state certainly in the processor at its exits?
     pub(crate) extended_live: bool,
 }

@@ -13,6 +13,7 @@
 
 use crate::asm::{Asm, Assembler, FIELD, Mem, RAX, RCX, RDX, RSP};
 use crate::codegen::Host;
+use crate::blocks::gates::RaceWord;
 use crate::codegen::count::{self, What};
 use crate::codegen::encoded::{
     Encoded, EncodedEnd, EncodedGuard, EncodedRecord, EncodedTail, Homes, Target,
@@ -209,7 +210,7 @@ impl Emit<'_> {
             && starts.own.is_none()
             && self.is_loop_head(b)
         {
-            self.count_start(count::code_adding(starts.each), starts.looped);
+            self.count_start(&count::starts(starts.each, RaceWord::Looped));
         }
         let still = self.exits.leaves_out(self.f.block_insns(Block::new(b)).last());
         for item in self.out.block_insts_and_edits(self.f, Block::new(b)) {
@@ -277,7 +278,7 @@ impl Emit<'_> {
         match &m.kind {
             Kind::FragmentEntry => {
                 if let Some(starts) = self.host.starts {
-                    self.count_start(count::code_if(starts.key), starts.entered);
+                    self.count_start(&count::starts_if(starts.key, RaceWord::Entered));
                 }
                 for &(r, s) in &self.homes.save {
                     save(self.code(), r, s);
@@ -445,14 +446,13 @@ impl Emit<'_> {
         }
     }
 
-    /// Counts starts in the word of a race by code with these fields.
-    fn count_start(&mut self, (code, fields): (Vec<u8>, [usize; 2]), word: u64) {
+    /// Counts starts by this code, behind a jump that can lead over it.
+    fn count_start(&mut self, counting: &[u8]) {
         let start = self.at();
-        self.code().put(&code);
-        for field in fields {
-            self.code().relocate_at(start + field as u32, Target::Address(word));
-        }
-        self.r.starts.push((start, code.len() as u32));
+        self.code().jmp_over(0);
+        self.code().put(counting);
+        let len = self.at() - start;
+        self.r.starts.push((start, len));
         self.last = None;
     }
 

@@ -170,6 +170,10 @@ pub fn compile(
     request: &Request,
     allocator: &mut Allocator,
 ) -> Result<CompiledCode, CodegenError> {
+    if loop_starts::names_a_word(version) {
+        let what = "an access to an address that is not canonical";
+        return Err(LowerError::Unsupported(what.into()).into());
+    }
     match &request.entry {
         FragmentEntry::Canonical => canonical(version, &request.host, allocator),
         FragmentEntry::FromExit(exit) => {

@@ -13,22 +13,31 @@
 //!                     └──► gate: floor + 1 ──► block            lead_to_gate
 //! ```
 //!
-//! Data: [`RaceWord`]s, of which there is one set, so there is one race at a time; the places of the
-//! counting code in the fragment; for short loops a word of the trace's own
+//! Data: [`RaceWord`]s, of which each thread has one set, so there is one race at a time; the places of the
+//! counting code in the fragment; for short loops a word of the trace's own in each thread
 //! ([`crate::codegen::loop_starts`]), which counts for as long as the trace lives. The caller holds the
 //! emitter.
+//!
+//! Other threads may execute what counts, and what begins or ends to count: each piece of the trace that
+//! counts begins with a short jump, which leads over it or to its next instruction, and only the jump's
+//! distance is ever written.
 //!
 //! Example: in 4 ms of the thread's time the trace has counted 40,000 starts: 100 ns each. In the
 //! next 4 ms the gate counts 32,000: 125 ns.
 
-use crate::asm::Assembler;
 use crate::blocks::gates::RaceWord;
 use crate::codegen::Request;
 use crate::codegen::count::Starts;
+use crate::cache::writer;
 use crate::codegen::encoded::Encoded;
 use crate::emitter::{EmitError, Emitter};
 use crate::fragment::{FragmentId, FragmentRole, LinkKind, StartCounts};
+use dynasour_guest::ThreadContext;
 use dynasour_ir::Gpr;
+use std::sync::atomic::Ordering;
+
+/// Bytes of the short jump at the beginning of what counts.
+const SHORT_JUMP_LEN: u32 = 2;
 
 /// What tells the start of an iteration: a register and its value.
 pub type StartKey = (Gpr, u64);
@@ -44,15 +53,12 @@ impl Emitter {
         each: i32,
         own: bool,
     ) -> bool {
-        let words = [RaceWord::Entered, RaceWord::Looped].map(|word| self.blocks.race_word(word));
-        let ([Some(entered), Some(looped)], true) =
-            (words, key.is_none_or(|(g, _)| can_tell_start(g)))
-        else {
+        if !key.is_none_or(|(g, _)| can_tell_start(g)) {
             return false;
-        };
+        }
         let key = key.map(|(g, value)| (g.number() as u8, value));
-        let own = if own { self.blocks.new_loop_word() } else { None };
-        request.host.starts = Some(Starts { key, entered, looped, each, own });
+        let own = if own { self.blocks.heads.new_loop_word() } else { None };
+        request.host.starts = Some(Starts { key, each, own });
         true
     }
 
@@ -68,13 +74,14 @@ impl Emitter {
         }
         let key = key.map(|(g, value)| (g.number() as u8, value));
         let code = (&self.indirect, &mut self.cache);
-        Ok(self.blocks.gate(place, key, code, &self.fragments)?)
+        self.blocks.gate(place, key, code, &self.fragments)?;
+        Ok(true)
     }
 
-    /// Links to `pc` lead to the block there by way of its gate, if it has one, which counts once or
-    /// twice.
-    pub fn lead_to_gate(&mut self, pc: u64, twice: bool) {
-        self.blocks.write_race_word(RaceWord::Twice, u64::from(twice));
+    /// Links to `pc` lead to the block there by way of its gate, if it has one, which counts once, or on
+    /// this thread twice.
+    pub fn lead_to_gate(&mut self, pc: u64, context: &ThreadContext, twice: bool) {
+        RaceWord::Twice.of(context).store(u64::from(twice), Ordering::Relaxed);
         if let Some((place, _)) = self.blocks.place_and_block(pc)
             && let Some(gate) = self.blocks.gate_of(place)
         {
@@ -82,15 +89,16 @@ impl Emitter {
         }
     }
 
-    /// The starts that this trace and the gate have counted together.
-    pub fn starts(&self, trace: FragmentId) -> u64 {
+    /// The starts that this trace and the gate have counted together on this thread, which executes
+    /// neither.
+    pub fn starts(&self, trace: FragmentId, context: &ThreadContext) -> u64 {
         let words = [RaceWord::Entered, RaceWord::Looped, RaceWord::Floor];
         let own = self.fragment(trace).and_then(|f| f.starts.own_word);
         words
+            .map(|word| word.of(context))
             .into_iter()
-            .map(|word| self.blocks.read_race_word(word))
-            .chain(own.map(|address| self.blocks.read_loop_word(address)))
-            .fold(0, u64::wrapping_add)
+            .chain(own.and_then(|word| context.loop_starts.get(word as usize)))
+            .fold(0, |sum, word| sum.wrapping_add(word.load(Ordering::Relaxed)))
     }
 
     /// What counts the starts of a fragment whose code stands at `hot`.
@@ -98,31 +106,23 @@ impl Emitter {
         &self,
         code: &Encoded,
         hot: u64,
-        own_word: Option<u64>,
+        own_word: Option<u32>,
     ) -> StartCounts {
-        let piece = |&(at, len): &(u32, u32)| {
-            let at = hot + u64::from(at);
-            (at, self.cache.read(at, len as usize).into())
-        };
-        let pieces: Box<[_]> = code.starts.iter().map(piece).collect();
+        let pieces: Box<[_]> =
+            code.starts.iter().map(|&(at, len)| (hot + u64::from(at), len)).collect();
         StartCounts { is_counting: !pieces.is_empty(), own_word, pieces }
     }
 
-    /// The trace counts its starts from now on, or does not any more. No thread executes it.
+    /// The trace counts its starts from now on, or does not any more.
     pub fn let_count_starts(&mut self, fragment: FragmentId, counts: bool) {
         let Some(f) = self.fragments.get_mut(fragment.0 as usize) else { return };
         if f.starts.is_counting == counts || f.starts.pieces.is_empty() {
             return;
         }
         f.starts.is_counting = counts;
-        for (at, code) in &f.starts.pieces {
-            if counts {
-                self.cache.write(*at, code);
-            } else {
-                let mut nothing = Vec::with_capacity(code.len());
-                nothing.nop(code.len());
-                self.cache.write(*at, &nothing);
-            }
+        for &(at, len) in &f.starts.pieces {
+            let distance = if counts { 0 } else { len - SHORT_JUMP_LEN };
+            writer::set_distance(&self.cache, at, distance as u8);
         }
         if counts {
             // It counts where it is entered in canonical state.
@@ -225,9 +225,10 @@ mod tests {
         let code = [0x90, 0xeb, 0xfd];
         let copied = emitter.copy_block(pc, &Bytes { start: pc, bytes: &code });
         assert!(copied.is_ok());
+        let context = ThreadContext::new();
         let mut gate = |key| {
             assert!(emitter.make_gate(pc, key).expect("room"));
-            emitter.lead_to_gate(pc, false);
+            emitter.lead_to_gate(pc, &context, false);
             assert_eq!(emitter.verify_links_and_tables(), Ok(()));
             let place = emitter.blocks.place_and_block(pc).expect("a block").0;
             let gate = emitter.blocks.gate_of(place).expect("a gate");

@@ -185,10 +185,11 @@ pub struct Fragment {
 /// The code that counts the starts of a fragment ([`crate::emitter::race`]).
 #[derive(Debug, Default)]
 pub(crate) struct StartCounts {
-    /// Where each piece stands, and its bytes. While it does not count, no-operations stand there.
-    pub(crate) pieces: Box<[(u64, Box<[u8]>)]>,
-    /// The address of the word in which its loop counts instead, always.
-    pub(crate) own_word: Option<u64>,
+    /// Where each piece stands, and its length. While it does not count, the jump at its beginning leads
+    /// over it.
+    pub(crate) pieces: Box<[(u64, u32)]>,
+    /// The number of the word in which its loop counts instead, always.
+    pub(crate) own_word: Option<u32>,
     /// Does it count now?
     pub(crate) is_counting: bool,
 }

@@ -80,7 +80,7 @@ use footprint::NotedCode;
 use fragments::{Arrival, FragmentError, SideRequest};
 use idle_dispatchers::IdleDispatcher;
 use in_place::InPlace;
-use peers::Peer;
+use peers::{Peer, PeerId};
 use race::{Racing, Rests};
 use rustc_hash::FxHashMap;
 use select::Selector;
@@ -118,8 +118,10 @@ pub struct Dispatcher {
     /// The race of the thread's newest trace.
     racing: Racing,
     rests: Rests,
-    /// When traces that have got side traces may race again.
+    /// When traces that have got side traces may race again, in nanoseconds of real time.
     race_again: Option<u64>,
+    /// The thread that is to be told of its trace's turn.
+    race_of: Option<PeerId>,
     /// The recording under way is for nothing else than a loop of an interpreted program.
     only_guest_loops: bool,
 }
@@ -153,6 +155,7 @@ impl Dispatcher {
             racing: Racing::default(),
             rests: Rests::default(),
             race_again: None,
+            race_of: None,
             only_guest_loops: false,
         };
         dispatcher.count_heads();
@@ -205,6 +208,7 @@ impl Dispatcher {
             };
             if let Some(ended) = self.ending(outcome, context, system) {
                 self.abandon(AbortReason::Signal);
+                self.leave_races(context, system);
                 self.in_place = InPlace::default();
                 system.samples.stop();
                 return ended;
@@ -306,9 +310,18 @@ fn effort(config: &RunConfig) -> Effort {
 
 /// The calling thread's processor time in nanoseconds.
 fn thread_time() -> u64 {
+    clock_time(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// Real time in nanoseconds, on all threads the same.
+fn real_time() -> u64 {
+    clock_time(libc::CLOCK_MONOTONIC)
+}
+
+fn clock_time(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel writes a timespec to `time`.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 

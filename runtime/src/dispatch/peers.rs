@@ -118,6 +118,10 @@ pub struct Peer {
     samples: Mutex<Vec<Samples>>,
 }
 
+/// Tells one thread from the others; its dispatcher's next thread has the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PeerId(usize);
+
 /// A thread cannot be called: the signal could not be sent.
 #[derive(Debug)]
 pub struct CallFailed;
@@ -128,6 +132,11 @@ const CALLED: u32 = 1;
 const CALLING: u32 = 2;
 
 impl Peer {
+    /// What tells it from the others.
+    pub fn id(&self) -> PeerId {
+        PeerId(std::ptr::from_ref(self) as usize)
+    }
+
     /// The calling host thread is the one that this describes, from now on.
     pub fn attach(&self) {
         // SAFETY: gettid has no arguments and cannot fail.
@@ -264,7 +273,7 @@ impl Peer {
         self.notified.store(true, Ordering::SeqCst);
     }
 
-    /// On the helper thread: something is ready for the thread. Returns when it is outside, or will come
+    /// On another thread: something is ready for the thread. Returns when it is outside, or will come
     /// there without delay. (A thread that interprets stops soon, because it looks for what is ready
     /// before it runs native code.)
     pub fn notify(&self) {
@@ -332,6 +341,14 @@ impl Peers {
     /// Adds a new thread.
     pub fn add(&self, peer: Arc<Peer>) {
         lock(&self.all).push(peer);
+    }
+
+    /// As [`Peer::notify`], for this thread, if it is there. The caller is outside and holds no lock.
+    pub fn notify(&self, id: PeerId) {
+        let peer = lock(&self.all).iter().find(|peer| peer.id() == id).cloned();
+        if let Some(peer) = peer {
+            peer.notify();
+        }
     }
 
     /// Calls `f` on every thread.

@@ -4,12 +4,12 @@
 //! ```text
 //!             a trace's turn              gate made             verdict
 //!   Idle ──────────────────────► Waiting ───────────► Running ─────────────► Idle
-//!     ▲                             │  there are other    │
-//!     └─────────────────────────────┴── threads, the ─────┘
-//!                                       trace is gone: kept
+//!     ▲                             │                     │
+//!     └─────────────────────────────┴─────────────────────┘
+//!                       the trace is gone: kept; put off: it waits
 //! ```
 //!
-//! While a race runs, samples bring the thread out of native code ([`samples::bring_out`]), so that
+//! While a race runs, samples bring the thread out of native code ([`ThreadContext::comes_out`]), so that
 //! it comes here at the end of each window. Nothing else is sampled, no head is recorded, and a
 //! window in which a side trace was recorded is measured again.
 //!
@@ -20,28 +20,28 @@
 //! Where starts are counted at a *gate apart* ([`super::fragments::Racer::gate_apart`]), code in place has
 //! a patch there during the race, and none at the head while the floor runs.
 //!
-//! Only a process with one thread races: the links would change under the others, and they would
-//! disturb the counts.
+//! One race runs in the process, on one thread ([`super::fragments::Races`]), whose starts and time are
+//! measured. Other threads go where the links and patches lead, too. Each counts in words of its own.
 //!
 //! Data: [`Racing`] and [`Rests`], part of the thread's [`Dispatcher`]. Invariants: a window begins after
 //! links and patches have been changed, and its time is processor time of this thread. A patch that was
-//! taken out is written again only if no code was touched since, so what it leads to has not been
-//! dropped. The thread is outside and holds no lock but, briefly, that of the fragments.
+//! taken out is written again only if no code was touched since, and while none can be, so what it leads to
+//! has not been dropped. The thread is outside and holds no lock but, briefly, that of the fragments.
 //!
 //! Example: a trace of 0x1000 was installed. At the next visit the gate is made and the trace leads;
 //! 4 ms later a sample brings the thread out, `step_race` measures 40,000 starts, and leads links to
 //! the floor.
 
 use super::fragments::{Fragments, Racer};
-use super::{Dispatcher, thread_time};
+use super::{Dispatcher, real_time, thread_time};
 use crate::changes::patches::{self, NewPatch};
 use crate::config::{RaceMode, Sampling, Stage};
 use crate::kernel::process::System;
-use crate::kernel::signal::samples;
 use dynasour_guest::ThreadContext;
 use dynasour_tracer::TraceSelector;
 use dynasour_tracer::race::{Judgement, Next, Race, Side, Verdict};
 use rustc_hash::{FxHashMap, FxHashSet};
+use std::sync::atomic::Ordering;
 
 /// Nanoseconds of a window (guess: with fewer, changing the links costs too much; with more, a race
 /// takes longer than its result is worth).
@@ -75,8 +75,8 @@ pub(super) struct Rests {
     heads: FxHashMap<u64, Rest>,
     /// No rest ends before this time.
     next: Option<u64>,
-    /// Can no event bring the thread out?
-    no_events: bool,
+    /// Can nothing bring the thread out?
+    nothing_samples: bool,
 }
 
 /// A head whose trace has lost.
@@ -154,6 +154,8 @@ pub(super) struct Running {
     out: Option<NewPatch>,
     /// [`Fragments::generation`] when the race began.
     generation: u64,
+    /// [`Fragments::extensions`] when the race began: another thread may have extended the trace since.
+    extensions: u64,
 }
 
 impl Racing {
@@ -192,16 +194,20 @@ impl Dispatcher {
     pub(super) fn trace_installed(&mut self) {
         self.racing.changed();
         self.race_again = Some(0);
-        let racer = self.machine.fragments().and_then(|mut fragments| fragments.next_racer());
-        let own = match &self.racing {
+        let own = self.peer.id();
+        let racer = self.machine.fragments().and_then(|mut fragments| {
+            fragments.claim_racers(own);
+            fragments.next_racer(own)
+        });
+        let current = match &self.racing {
             Racing::Idle => None,
             Racing::Waiting(racer, _) => Some(*racer),
             Racing::Running(running) => Some(running.racer),
         };
         match racer {
             // A race that is over ends at its next step.
-            Some(_) if own.is_some() && self.machine.config.race != RaceMode::Swap => {}
-            Some(racer) if own != Some(racer) => {
+            Some(_) if current.is_some() && self.machine.config.race != RaceMode::Swap => {}
+            Some(racer) if current != Some(racer) => {
                 if let Racing::Running(running) = std::mem::take(&mut self.racing) {
                     self.end_patches(&running);
                 }
@@ -213,17 +219,28 @@ impl Dispatcher {
 
     /// Lets the next trace race, if none does. The thread is outside.
     pub(super) fn next_race(&mut self, fragments: &mut Fragments) {
-        if matches!(self.racing, Racing::Idle)
-            && let Some(racer) = fragments.next_racer()
-        {
-            self.racing = Racing::Waiting(racer, 0);
+        if matches!(self.racing, Racing::Idle) {
+            if let Some(racer) = fragments.next_racer(self.peer.id()) {
+                self.racing = Racing::Waiting(racer, 0);
+            }
+            self.race_of = fragments.take_called();
+        }
+    }
+
+    /// The thread ends: another one lets its traces race. The thread is outside.
+    pub(super) fn leave_races(&mut self, context: &ThreadContext, system: &System) {
+        if let Racing::Running(running) = std::mem::take(&mut self.racing) {
+            self.end_running(&running, context, system);
+        }
+        if let Some(mut fragments) = self.machine.fragments() {
+            fragments.leave_races(self.peer.id());
         }
     }
 
     /// Lets traces that were kept race again if they have got side traces since. The thread is outside.
     fn race_extended(&mut self) {
         if !matches!(self.racing, Racing::Idle)
-            || self.race_again.is_none_or(|time| thread_time() < time)
+            || self.race_again.is_none_or(|time| real_time() < time)
         {
             return;
         }
@@ -249,14 +266,16 @@ impl Dispatcher {
         // Perhaps there are samples anyway. Otherwise copied blocks may not come to the runtime for
         // long.
         if !self.machine.config.samples() {
-            match self.rests.next.filter(|_| !patches::is_shared()) {
-                Some(_) if !system.samples.are_running() && !self.rests.no_events => {
-                    self.rests.no_events = !system.samples.start_event(context, RESTING_HZ);
-                    samples::set_bring_out(!self.rests.no_events);
+            match self.rests.next {
+                Some(_) if !system.samples.are_running() && !self.rests.nothing_samples => {
+                    let may_open = !patches::is_shared();
+                    let samples = system.samples.start_now(context, RESTING_HZ, may_open);
+                    self.rests.nothing_samples = !samples;
+                    context.comes_out.store(samples, Ordering::Relaxed);
                 }
                 Some(_) => {}
                 None => {
-                    samples::set_bring_out(false);
+                    context.comes_out.store(false, Ordering::Relaxed);
                     system.samples.stop();
                 }
             }
@@ -265,6 +284,9 @@ impl Dispatcher {
 
     /// Begins a race, or ends a window of the one under way. The thread is outside.
     pub(super) fn step_race(&mut self, context: &ThreadContext, system: &System) {
+        if let Some(thread) = self.race_of.take() {
+            self.machine.peers.notify(thread);
+        }
         self.end_rests(context, system);
         self.race_extended();
         if !self.racing.is_due(self.machine.config.race) {
@@ -276,7 +298,7 @@ impl Dispatcher {
         match std::mem::take(&mut self.racing) {
             Racing::Idle => {}
             Racing::Waiting(racer, tries) => self.begin_race(racer, tries, context, system),
-            Racing::Running(running) => self.end_window(running, system),
+            Racing::Running(running) => self.end_window(running, context, system),
         }
     }
 
@@ -292,8 +314,8 @@ impl Dispatcher {
         if fragments.racer() != Some(racer) {
             return;
         }
-        if patches::is_shared() || tries >= MOST_TRIES {
-            return fragments.end_race(&racer, true, !patches::is_shared());
+        if tries >= MOST_TRIES {
+            return fragments.end_race(&racer, true);
         }
         if self.machine.is_direct() && !patches::enters_trace(racer.pc) {
             // Not before a patch leads to it.
@@ -317,15 +339,17 @@ impl Dispatcher {
             system.samples.stop();
         }
         let samples = prepared && !by_visits && !system.samples.are_running();
-        if !prepared || samples && !system.samples.start_event(context, HZ) {
+        let may_open = !patches::is_shared();
+        if !prepared || samples && !system.samples.start_now(context, HZ, may_open) {
             // It cannot be counted, or nothing brings the thread out at the end of a window.
-            fragments.end_race(&racer, true, true);
+            fragments.end_race(&racer, true);
             drop(fragments);
             return self.close_gate(&racer);
         }
-        samples::set_bring_out(!by_visits);
+        context.comes_out.store(!by_visits, Ordering::Relaxed);
         let race = Race::new(racer.pc, self.machine.config.race.rounds(), racer.is_promised);
         let (side, generation) = (race.side(), fragments.generation());
+        let extensions = fragments.extensions();
         drop(fragments);
         let mut running = Running {
             racer,
@@ -339,27 +363,37 @@ impl Dispatcher {
             disturbances: 0,
             out: None,
             generation,
+            extensions,
         };
-        self.lead(&mut running, side);
+        self.lead(&mut running, side, context);
         self.racing = Racing::Running(Box::new(running));
     }
 
     /// A window of this side begins: links and patches lead there.
-    fn lead(&mut self, running: &mut Running, side: Side) {
+    fn lead(&mut self, running: &mut Running, side: Side, context: &ThreadContext) {
         let racer = running.racer;
         if self.machine.is_direct() && racer.gate_apart().is_some() {
             let _exclusive = self.machine.pages.exclusive();
             if side != Side::Trace {
                 running.out = running.out.take().or_else(|| patches::take_out(racer.pc));
-            } else if let Some(patch) = running.out.take()
-                && !self.patch_again(racer.pc, patch)
-            {
-                self.entrances.want(racer.pc);
+            } else if let Some(patch) = running.out.take() {
+                // Nothing that the patch leads to is dropped while the lock is held.
+                let mut fragments = self.machine.fragments();
+                let is_live = fragments.as_mut().is_some_and(|fragments| {
+                    fragments.racer() == Some(racer) && fragments.generation() == running.generation
+                });
+                if !is_live || !self.patch_again(racer.pc, patch) {
+                    self.entrances.want(racer.pc);
+                }
             }
         }
         let Some(mut fragments) = self.machine.fragments() else { return };
-        fragments.lead_race(&racer, side);
-        running.starts = fragments.starts(&racer);
+        if fragments.racer() != Some(racer) {
+            // The end of the window finds that, too.
+            return;
+        }
+        fragments.lead_race(&racer, side, context);
+        running.starts = fragments.starts(&racer, context);
         drop(fragments);
         running.since = thread_time();
     }
@@ -372,19 +406,30 @@ impl Dispatcher {
         }
     }
 
-    fn end_window(&mut self, mut running: Box<Running>, system: &System) {
+    fn end_window(
+        &mut self,
+        mut running: Box<Running>,
+        context: &ThreadContext,
+        system: &System,
+    ) {
         let now = thread_time();
         let racer = running.racer;
         let Some(mut fragments) = self.machine.fragments() else { return };
         let is_touched = running.out.is_some() && fragments.generation() != running.generation;
         let is_live = fragments.racer() == Some(racer) && !is_touched;
-        if !is_live || patches::is_shared() || !fragments.is_counted(&racer) {
-            // A trace that has gone, or cannot be judged.
-            fragments.end_race(&racer, true, !patches::is_shared());
+        if !is_live || !fragments.is_counted(&racer) {
+            // A trace that has gone, or cannot be judged, or has to wait again.
+            fragments.end_race(&racer, true);
             drop(fragments);
-            return self.end_running(&running, system);
+            return self.end_running(&running, context, system);
         }
-        let starts = fragments.starts(&racer);
+        fragments.looked_at_race();
+        if fragments.extensions() != running.extensions {
+            running.extensions = fragments.extensions();
+            running.race.restart();
+            running.anew = true;
+        }
+        let starts = fragments.starts(&racer, context);
         drop(fragments);
         let disturbed = std::mem::take(&mut running.disturbed);
         running.disturbances += u32::from(disturbed);
@@ -404,18 +449,21 @@ impl Dispatcher {
                 running.starts = starts;
                 running.since = thread_time();
             }
-            Next::Window(side) => self.lead(&mut running, side),
+            Next::Window(side) => self.lead(&mut running, side, context),
             Next::Ended(judgement) => {
                 self.judged(&racer, judgement);
-                return self.end_running(&running, system);
+                return self.end_running(&running, context, system);
             }
         }
         self.racing = Racing::Running(running);
     }
 
     /// A race is over: nothing is sampled for it any more, and a head with a trace has its patch.
-    fn end_running(&mut self, running: &Running, system: &System) {
-        self.end_samples(running, system);
+    fn end_running(&mut self, running: &Running, context: &ThreadContext, system: &System) {
+        context.comes_out.store(self.machine.brings_out(), Ordering::Relaxed);
+        if running.samples {
+            system.samples.stop();
+        }
         self.end_patches(running);
     }
 
@@ -434,7 +482,7 @@ impl Dispatcher {
         self.effort.note_race(kept);
         let pc = racer.pc;
         let is_guest_loop = fragments.is_guest_loop(racer);
-        fragments.end_race(racer, kept, true);
+        fragments.end_race(racer, kept);
         fragments.note_judgement(pc, judgement);
         self.machine.log(Stage::Record, || format!("race of {pc:#x}: {judgement:?}"));
         if kept {
@@ -457,13 +505,6 @@ impl Dispatcher {
         let TraceSelector { heads, policy, .. } = &mut self.selector.traces;
         heads.give_up(pc, &**policy);
         self.mark(pc);
-    }
-
-    fn end_samples(&self, running: &Running, system: &System) {
-        samples::set_bring_out(self.machine.brings_out());
-        if running.samples {
-            system.samples.stop();
-        }
     }
 }
 

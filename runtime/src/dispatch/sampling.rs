@@ -21,7 +21,7 @@ use super::{Dispatcher, count};
 use crate::changes::patches;
 use crate::config::Sampling;
 use crate::kernel::process::System;
-use crate::kernel::signal::samples::{self, Clock};
+use crate::kernel::signal::samples::Clock;
 use dynasour_guest::ThreadContext;
 use std::sync::atomic::Ordering;
 
@@ -73,7 +73,7 @@ impl Dispatcher {
         }
         if !std::mem::replace(&mut self.in_place.sampling.copies, true) {
             self.start_samples(context, system);
-            samples::set_bring_out(self.machine.brings_out());
+            context.comes_out.store(self.machine.brings_out(), Ordering::Relaxed);
         }
         if context.sampled.swap(0, Ordering::Relaxed) != 0 {
             self.sampled(system);

@@ -4,6 +4,7 @@
 //! Example: `load.i64 [v1 + v2*8 + 16]` becomes `mov r, [r1 + r2*8 + 16]`, whose fault has the
 //! load's anchor.
 
+use crate::codegen::loop_starts;
 use crate::codegen::lower::survey::Def;
 use crate::codegen::lower::{LeftRaw, Lower, LowerError};
 use crate::codegen::mach::{Addr, AddrReg, Kind, MInst, Opnd, Ops, Place, SiteKind, preg};
@@ -160,6 +161,9 @@ impl Lower<'_> {
         ops: &mut Ops,
         constraint: OperandConstraint,
     ) -> Result<Addr, LowerError> {
+        if let Some(field) = loop_starts::context_field(mem.disp as u64) {
+            return Ok(Addr::context(field));
+        }
         let Sum { mut base, mut index, mut scale, mut disp } = self.folded(mem, base, index);
         let fits = |d: i64| i32::try_from(d).is_ok();
         let is_pinned = |l: &Self, o: Operand| o.as_value().is_some_and(|v| l.survey.is_pinned(v));

@@ -13,12 +13,17 @@
 //!                               └──────── a late exit: the guest has changed ─────┘
 //! ```
 //!
-//! While a trace waits it is used. One that was kept races again when one of its exits is *late*: it
+//! While a trace waits it is used. Each has a thread that runs its race: the one that made it, or, if that
+//! has ended, any. Other threads that execute the trace or its floor go where the links lead, and count in
+//! words of their own. The race of a thread that does not come to the end of its windows (it sleeps, say) is
+//! put off when another thread has a trace that waits.
+//!
+//! One that was kept races again when one of its exits is *late*: it
 //! becomes hot after the verdict, and quickly. The guest does something else then than when the trace
 //! was judged.
 //!
-//! Data: [`Races`], part of [`Fragments`]. Invariants: there is one racer at a time, since there is
-//! one set of words to count in; no other trace counts. Nothing enters a trace whose head is *on the
+//! Data: [`Races`], part of [`Fragments`]. Invariants: there is one racer at a time, since a thread has
+//! one set of words to count in; no other trace counts in them. Nothing enters a trace whose head is *on the
 //! floor* but exits of its own, which continue what has begun. The caller holds the lock of the
 //! fragments.
 //!
@@ -27,13 +32,14 @@
 //! and so on. It loses: it is dropped, and links lead to the block.
 
 use super::{Fragments, Role, SideRequest};
-use crate::changes::patches;
 use crate::config::{RaceMode, RunConfig};
-use crate::dispatch::thread_time;
+use crate::dispatch::peers::PeerId;
+use crate::dispatch::real_time;
 use crate::observe::events::Why;
 use crate::observe::stats::RaceResult;
 use dynasour_emitter::codegen::Request;
 use dynasour_emitter::{EmitError, ExitId, FragmentId, StartKey, can_tell_start};
+use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
 use dynasour_ir::Gpr;
 use dynasour_tracer::race::{Judgement, Side};
@@ -54,6 +60,10 @@ pub struct Racer {
     generation: u64,
     /// How often it has raced again because it had got side traces.
     pub extended: u32,
+    /// The thread that runs its race.
+    thread: Option<PeerId>,
+    /// The number of its turn: that of a race which was put off has ended.
+    turn: u64,
 }
 
 /// Where and by what the starts of a racer's iterations are counted.
@@ -86,8 +96,8 @@ const STRIDE: u64 = 64;
 
 /// The most traces that wait for a race (guess: later ones are used and never race).
 const MOST_WAITING: usize = 64;
-/// An exit is late if after the verdict it becomes hot within so many nanoseconds of the thread's
-/// time (guess: less often than once in some microseconds it costs little).
+/// An exit is late if after the verdict it becomes hot within so many nanoseconds of real time
+/// (guess: less often than once in some microseconds it costs little).
 const LATE_WITHIN: u64 = 200_000;
 
 /// A trace that was kept and has got side traces races again when it has got no more for so many
@@ -95,6 +105,10 @@ const LATE_WITHIN: u64 = 200_000;
 const SETTLED: u64 = 30_000_000;
 /// It races again so often at most (guess).
 const MOST_EXTENDED: u32 = 3;
+
+/// A race is put off for another thread's if its thread has not looked at it for so many nanoseconds of real
+/// time (guess: many windows, even if the processors are busy).
+const PATIENCE: u64 = 200_000_000;
 
 /// What is known of races.
 #[derive(Debug, Default)]
@@ -104,13 +118,21 @@ pub struct Races {
     racer: Option<Racer>,
     /// Is the racer's head on the floor?
     on_floor: bool,
+    /// The number of turns so far.
+    turns: u64,
+    /// When the racer's thread has looked at its race last, in nanoseconds of real time.
+    looked: u64,
+    /// Side traces that racers have got during their races.
+    extensions: u64,
+    /// The thread whose racer has its turn, if it does not know yet.
+    called: Option<PeerId>,
     /// Traces whose turn will come, the first one first.
     waiting: VecDeque<Racer>,
     /// Traces that were kept.
     kept: FxHashMap<FragmentId, Racer>,
     /// Those of them that have got side traces since, and when.
     extended: FxHashMap<FragmentId, u64>,
-    /// When the exits of kept traces were left for the first time since: the thread's time.
+    /// When the exits of kept traces were left for the first time since.
     left: FxHashMap<ExitId, u64>,
 }
 
@@ -165,7 +187,7 @@ impl Fragments {
         request: &mut Request,
         config: &RunConfig,
     ) -> Option<Starts> {
-        let may_race = self.races.mode.is_some() && !patches::is_shared();
+        let may_race = self.races.mode.is_some();
         let (key, each) = start_key(path);
         // A loop's own count is not in the version that the code is compared with. And it costs a load and a
         // store for each time that the loop is entered, after the race, too.
@@ -199,16 +221,73 @@ impl Fragments {
     ) {
         if let Some(before) = self.racer().filter(|_| self.races.mode == Some(RaceMode::Swap)) {
             // A race that never ends gives way to the next one.
-            self.end_race(&before, true, !patches::is_shared());
+            self.end_race(&before, true);
         }
         let generation = self.generation;
-        let new = Racer { pc, fragment, starts, is_promised, generation, extended: 0 };
+        let new = Racer {
+            pc,
+            fragment,
+            starts,
+            is_promised,
+            generation,
+            extended: 0,
+            thread: None,
+            turn: 0,
+        };
         if self.races.racer.is_none() {
-            self.races.racer = Some(new);
+            self.has_turn(new);
         } else {
             self.emitter.let_count_starts(fragment, false);
             self.races.wait(new);
         }
+    }
+
+    /// This racer's turn begins.
+    fn has_turn(&mut self, racer: Racer) {
+        self.races.turns += 1;
+        self.races.looked = real_time();
+        self.races.racer = Some(Racer { turn: self.races.turns, ..racer });
+    }
+
+    /// The traces that nobody lets race belong to this thread.
+    pub fn claim_racers(&mut self, own: PeerId) {
+        for racer in self.races.racer.iter_mut().chain(&mut self.races.waiting) {
+            racer.thread.get_or_insert(own);
+        }
+    }
+
+    /// This thread ends: others let its traces race.
+    pub fn leave_races(&mut self, own: PeerId) {
+        if self.races.racer.is_some_and(|racer| racer.thread == Some(own)) {
+            self.put_off();
+        }
+        for racer in &mut self.races.waiting {
+            racer.thread = racer.thread.filter(|thread| *thread != own);
+        }
+    }
+
+    /// The racer has to wait again.
+    fn put_off(&mut self) {
+        let Some(racer) = self.racer() else { return };
+        self.stop_race(&racer);
+        self.lead_back(&racer);
+        self.races.wait(racer);
+        self.links_changed();
+    }
+
+    /// Changes when the racer gets a side trace.
+    pub fn extensions(&self) -> u64 {
+        self.races.extensions
+    }
+
+    /// The racer's thread has looked at its race.
+    pub fn looked_at_race(&mut self) {
+        self.races.looked = real_time();
+    }
+
+    /// The thread whose trace has its turn, if it has to be told.
+    pub fn take_called(&mut self) -> Option<PeerId> {
+        self.races.called.take()
     }
 
     /// The racer, if it is still live.
@@ -244,19 +323,29 @@ impl Fragments {
         !self.retired && region.is_some_and(|region| region.fragments.contains(&racer.fragment))
     }
 
-    /// The racer; if there is none, the first of those that wait. No other thread may execute it, and
-    /// the caller is outside.
-    pub fn next_racer(&mut self) -> Option<Racer> {
+    /// The racer, if it is this thread's; if there is none, the first of those that wait has its turn. The
+    /// caller is outside.
+    pub fn next_racer(&mut self, own: PeerId) -> Option<Racer> {
+        let mine = |racer: &Racer| racer.thread.is_none_or(|thread| thread == own);
+        let others = self.races.racer.is_some_and(|racer| !mine(&racer));
+        if others
+            && self.races.waiting.iter().any(mine)
+            && real_time().saturating_sub(self.races.looked) > PATIENCE
+        {
+            self.put_off();
+        }
         while self.racer().is_none() {
-            let next = self.races.waiting.pop_front().filter(|_| !patches::is_shared())?;
+            let mut next = self.races.waiting.pop_front()?;
             if self.is_live_racer(&next) {
                 self.races.kept.remove(&next.fragment);
                 self.emitter.let_count_starts(next.fragment, true);
                 self.links_changed();
-                self.races.racer = Some(next);
+                let thread = *next.thread.get_or_insert(own);
+                self.races.called = (thread != own).then_some(thread);
+                self.has_turn(next);
             }
         }
-        self.races.racer
+        self.races.racer.filter(mine)
     }
 
     /// Makes the gate of the racer's floor. False if the race cannot be run.
@@ -279,20 +368,20 @@ impl Fragments {
         racer.gate_apart().is_none_or(|gate| !self.regions.contains_key(&gate))
     }
 
-    /// Starts that both sides of this racer's race have counted.
-    pub fn starts(&self, racer: &Racer) -> u64 {
-        self.emitter.starts(racer.fragment)
+    /// Starts that both sides of this racer's race have counted on this thread.
+    pub fn starts(&self, racer: &Racer, context: &ThreadContext) -> u64 {
+        self.emitter.starts(racer.fragment, context)
     }
 
-    /// Links to the racer's head lead to this side.
-    pub fn lead_race(&mut self, racer: &Racer, side: Side) {
+    /// Links to the racer's head lead to this side. The thread is the one that runs the race.
+    pub fn lead_race(&mut self, racer: &Racer, side: Side, context: &ThreadContext) {
         self.races.on_floor = side != Side::Trace;
         if self.races.on_floor {
             self.emitter.forget_entry(racer.pc);
             if racer.gate_apart().is_some() {
                 self.lead_links(racer.pc, None);
             }
-            self.emitter.lead_to_gate(racer.gate().0, side == Side::FloorTwice);
+            self.emitter.lead_to_gate(racer.gate().0, context, side == Side::FloorTwice);
         } else {
             self.close_gate(racer);
             self.lead_back(racer);
@@ -307,17 +396,19 @@ impl Fragments {
         self.lead_to_first(racer.pc);
     }
 
+    /// Nothing counts for this race any more, and the head is not on the floor.
+    fn stop_race(&mut self, racer: &Racer) {
+        (self.races.racer, self.races.on_floor) = (None, false);
+        self.emitter.let_count_starts(racer.fragment, false);
+        self.close_gate(racer);
+    }
+
     /// The race is over. The trace is kept; or it is dropped, with the other versions of its region.
-    /// With `alone`, no other thread may execute the trace, so that it can stop counting.
-    pub fn end_race(&mut self, racer: &Racer, kept: bool, alone: bool) {
+    pub fn end_race(&mut self, racer: &Racer, kept: bool) {
         if self.races.racer.as_ref() != Some(racer) {
             return;
         }
-        (self.races.racer, self.races.on_floor) = (None, false);
-        if alone {
-            self.emitter.let_count_starts(racer.fragment, false);
-        }
-        self.close_gate(racer);
+        self.stop_race(racer);
         if kept {
             self.races.kept.insert(racer.fragment, *racer);
             self.lead_back(racer);
@@ -333,14 +424,17 @@ impl Fragments {
         if let Some(region) = self.region_of(side)
             && self.races.kept.get(&region).is_some_and(|racer| racer.extended < MOST_EXTENDED)
         {
-            self.races.extended.insert(region, thread_time());
+            self.races.extended.insert(region, real_time());
+        }
+        if self.races.racer.is_some_and(|racer| self.region_of(side) == Some(racer.fragment)) {
+            self.races.extensions += 1;
         }
     }
 
     /// Traces that have got their side traces since they were kept are to race again. Returns when that
     /// has to be asked again.
     pub fn race_extended(&mut self) -> Option<u64> {
-        let now = thread_time();
+        let now = real_time();
         let Races { kept, extended, waiting, .. } = &mut self.races;
         extended.retain(|region, since| {
             let is_settled = now.saturating_sub(*since) >= SETTLED;
@@ -355,14 +449,14 @@ impl Fragments {
     /// An exit was left, for the first time since it was made or linked.
     pub(super) fn note_left_once(&mut self, exit: ExitId) {
         if !self.races.kept.is_empty() {
-            self.races.left.insert(exit, thread_time());
+            self.races.left.insert(exit, real_time());
         }
     }
 
     /// An exit is hot. If it is a late one of a trace that was kept, that races again.
     pub(super) fn note_hot_exit(&mut self, exit: ExitId) {
         let Some(since) = self.races.left.remove(&exit) else { return };
-        if thread_time().saturating_sub(since) < LATE_WITHIN
+        if real_time().saturating_sub(since) < LATE_WITHIN
             && let Some(racer) = self.trace_of(exit).and_then(|id| self.races.kept.remove(&id))
         {
             self.races.wait(racer);

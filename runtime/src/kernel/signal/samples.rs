@@ -23,7 +23,6 @@
 //! code with [`Left::Sample`](super::super::entry::in_place::Left::Sample).
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use dynasour_guest::ThreadContext;
 
@@ -41,19 +40,6 @@ const TIMER_SIGNAL: i32 = libc::SIGBUS;
 /// The code of a SIGTRAP from an event (asm-generic/siginfo.h). It is delivered before the thread
 /// executes another instruction of user code, so no trap is lost.
 const TRAP_PERF: i32 = 6;
-
-/// Do samples bring a thread out of the code cache?
-static BRING_OUT: AtomicBool = AtomicBool::new(false);
-
-/// From now on, samples bring the process's thread out of the code cache, or do not.
-pub fn set_bring_out(on: bool) {
-    BRING_OUT.store(on, Ordering::Relaxed);
-}
-
-/// Does a sample bring the thread out of the code cache? Async-signal-safe.
-pub fn bring_out() -> bool {
-    BRING_OUT.load(Ordering::Relaxed)
-}
 
 /// Where a sample comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,7 +87,7 @@ impl Samples {
     /// Starts to sample the calling thread, whose context is `context`, `hz` times in a second, if
     /// the kernel allows it.
     pub fn start(&self, context: &ThreadContext, clock: Clock, hz: u32) {
-        let period = 1_000_000_000 / u64::from(hz.max(1));
+        let period = period(hz);
         let value = std::ptr::from_ref(context) as u64;
         let sampler = Timer::new(value, clock).map(|timer| {
             timer.set(FIRST, period);
@@ -111,16 +97,22 @@ impl Samples {
         *self.0.borrow_mut() = sampler;
     }
 
-    /// Starts to sample the calling thread by an event, from now on. False if the kernel does not
-    /// allow it.
-    pub fn start_event(&self, context: &ThreadContext, hz: u32) -> bool {
-        let period = 1_000_000_000 / u64::from(hz.max(1));
+    /// Starts to sample the calling thread from now on: by an event, if it may have a descriptor for a
+    /// moment and the kernel allows it, else by a timer. False if neither can be had.
+    pub fn start_now(&self, context: &ThreadContext, hz: u32, may_open: bool) -> bool {
+        let period = period(hz);
         let value = std::ptr::from_ref(context) as u64;
-        let event = Event::start(&Attributes { period, records: 0, signal: Some(value) }, 0);
-        let Some(event) = event else { return false };
-        let running = Running::Event { _event: event };
-        *self.0.borrow_mut() = Some(Sampler { running, period, wants_event: false, value });
-        true
+        let attributes = Attributes { period, records: 0, signal: Some(value) };
+        let event = if may_open { Event::start(&attributes, 0) } else { None };
+        let timer = || {
+            let timer = Timer::new(value, Clock::ThreadTimer)?;
+            timer.set(period, period);
+            Some(Running::Timer(timer))
+        };
+        let running = event.map(|event| Running::Event { _event: event }).or_else(timer);
+        let sampler = running.map(|running| Sampler { running, period, wants_event: false, value });
+        *self.0.borrow_mut() = sampler;
+        self.are_running()
     }
 
     /// Is the thread sampled?
@@ -179,6 +171,11 @@ impl Samples {
     pub fn forget(&self) {
         std::mem::forget(self.0.take());
     }
+}
+
+/// Nanoseconds between so many samples in a second.
+fn period(hz: u32) -> u64 {
+    1_000_000_000 / u64::from(hz.max(1))
 }
 
 /// A timer that is stopped for a while.
