@@ -202,6 +202,10 @@ impl Fragments {
         if plan.generation != self.generation || plan.is_first_version != is_first_version {
             return Err(Failure::Stale);
         }
+        // Another thread has recorded it.
+        if plan.side_exit.is_none() && self.races.is_measured(path.head) {
+            return Err(Failure::Stale);
+        }
         let cost = code.cost();
         if !self.pays(cost, path, &plan) {
             return Err(Failure::Refused(AbortReason::NoGain));

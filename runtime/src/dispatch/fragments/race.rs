@@ -152,6 +152,11 @@ impl Races {
         self.on_floor && self.racer.is_some_and(|racer| racer.pc == pc)
     }
 
+    /// Is the trace at `pc` measured, so that no other version may be tried before it?
+    pub fn is_measured(&self, pc: u64) -> bool {
+        self.mode.is_some_and(RaceMode::measures) && self.racer.is_some_and(|racer| racer.pc == pc)
+    }
+
     fn wait(&mut self, racer: Racer) {
         if self.waiting.len() < MOST_WAITING && !self.waiting.contains(&racer) {
             self.waiting.push_back(racer);
