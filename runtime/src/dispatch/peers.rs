@@ -273,7 +273,7 @@ impl Peer {
         self.notified.store(true, Ordering::SeqCst);
     }
 
-    /// On another thread: something is ready for the thread. Returns when it is outside, or will come
+    /// On the helper thread: something is ready for the thread. Returns when it is outside, or will come
     /// there without delay. (A thread that interprets stops soon, because it looks for what is ready
     /// before it runs native code.)
     pub fn notify(&self) {
@@ -286,6 +286,16 @@ impl Peer {
                 // If no signal can be sent, the thread comes out by itself some time.
                 ThreadState::Cache => return drop(self.call()),
             }
+        }
+    }
+
+    /// As [`Peer::notify`], on a thread of the guest's, for which the thread may be waiting: does not wait. A
+    /// thread that interprets may overlook it until it comes outside for another reason.
+    fn nudge(&self) {
+        self.leave_note();
+        if self.state() == ThreadState::Cache {
+            // If no signal can be sent, the thread comes out by itself some time.
+            drop(self.call());
         }
     }
 
@@ -343,11 +353,12 @@ impl Peers {
         lock(&self.all).push(peer);
     }
 
-    /// As [`Peer::notify`], for this thread, if it is there. The caller is outside and holds no lock.
-    pub fn notify(&self, id: PeerId) {
+    /// Something is ready for this thread, which it takes when it comes outside: makes it come there, if it is
+    /// in the cache. The caller is outside and holds no lock.
+    pub fn nudge(&self, id: PeerId) {
         let peer = lock(&self.all).iter().find(|peer| peer.id() == id).cloned();
         if let Some(peer) = peer {
-            peer.notify();
+            peer.nudge();
         }
     }
 

@@ -20,7 +20,7 @@
 //! Where starts are counted at a *gate apart* ([`super::fragments::Racer::gate_apart`]), code in place has
 //! a patch there during the race, and none at the head while the floor runs.
 //!
-//! One race runs in the process, on one thread ([`super::fragments::Races`]), whose starts and time are
+//! One race runs in the process, on one thread, whose starts and time are
 //! measured. Other threads go where the links and patches lead, too. Each counts in words of its own.
 //!
 //! Data: [`Racing`] and [`Rests`], part of the thread's [`Dispatcher`]. Invariants: a window begins after
@@ -223,7 +223,7 @@ impl Dispatcher {
             if let Some(racer) = fragments.next_racer(self.peer.id()) {
                 self.racing = Racing::Waiting(racer, 0);
             }
-            self.race_of = fragments.take_called();
+            self.race_of = fragments.take_to_tell();
         }
     }
 
@@ -285,7 +285,7 @@ impl Dispatcher {
     /// Begins a race, or ends a window of the one under way. The thread is outside.
     pub(super) fn step_race(&mut self, context: &ThreadContext, system: &System) {
         if let Some(thread) = self.race_of.take() {
-            self.machine.peers.notify(thread);
+            self.machine.peers.nudge(thread);
         }
         self.end_rests(context, system);
         self.race_extended();

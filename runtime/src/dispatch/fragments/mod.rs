@@ -55,6 +55,7 @@ mod removal;
 mod reporting;
 mod telling;
 mod transitions;
+mod turns;
 mod undo;
 
 use crate::changes::CodePages;

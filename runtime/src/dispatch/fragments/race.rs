@@ -13,24 +13,23 @@
 //!                               └──────── a late exit: the guest has changed ─────┘
 //! ```
 //!
-//! While a trace waits it is used. Each has a thread that runs its race: the one that made it, or, if that
-//! has ended, any. Other threads that execute the trace or its floor go where the links lead, and count in
-//! words of their own. The race of a thread that does not come to the end of its windows (it sleeps, say) is
-//! put off when another thread has a trace that waits.
-//!
-//! One that was kept races again when one of its exits is *late*: it
+//! While a trace waits it is used. One that was kept races again when one of its exits is *late*: it
 //! becomes hot after the verdict, and quickly. The guest does something else then than when the trace
 //! was judged.
 //!
+//! A race is one thread's ([`super::turns`]). Other threads that execute the trace or its floor go where the
+//! links lead, and count in words of their own.
+//!
 //! Data: [`Races`], part of [`Fragments`]. Invariants: there is one racer at a time, since a thread has
-//! one set of words to count in; no other trace counts in them. Nothing enters a trace whose head is *on the
-//! floor* but exits of its own, which continue what has begun. The caller holds the lock of the
+//! one set of words to count in; no other trace counts in them. Nothing enters a trace whose head is *on
+//! the floor* but exits of its own, which continue what has begun. The caller holds the lock of the
 //! fragments.
 //!
 //! Example: the first trace of the loop at 0x1000 is made. Nobody races, so it is the racer, and
 //! counts its starts. Twenty times links to 0x1000 lead to it, then to the gate of the block there,
 //! and so on. It loses: it is dropped, and links lead to the block.
 
+use super::turns::Turns;
 use super::{Fragments, Role, SideRequest};
 use crate::config::{RaceMode, RunConfig};
 use crate::dispatch::peers::PeerId;
@@ -45,7 +44,6 @@ use dynasour_ir::Gpr;
 use dynasour_tracer::race::{Judgement, Side};
 use dynasour_tracer::{GuestLoop, Path};
 use rustc_hash::FxHashMap;
-use std::collections::VecDeque;
 
 /// A trace that races with its floor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,9 +59,9 @@ pub struct Racer {
     /// How often it has raced again because it had got side traces.
     pub extended: u32,
     /// The thread that runs its race.
-    thread: Option<PeerId>,
-    /// The number of its turn: that of a race which was put off has ended.
-    turn: u64,
+    pub(super) thread: Option<PeerId>,
+    /// The number of its turn.
+    pub(super) turn: u64,
 }
 
 /// Where and by what the starts of a racer's iterations are counted.
@@ -83,6 +81,26 @@ impl Racer {
         self.starts.apart.map(|(gate, _)| gate)
     }
 
+    /// One for tests.
+    #[cfg(test)]
+    pub(super) fn example(pc: u64) -> Racer {
+        Racer {
+            pc,
+            fragment: FragmentId(0),
+            starts: Starts { key: None, apart: None },
+            is_promised: false,
+            generation: 0,
+            extended: 0,
+            thread: None,
+            turn: 0,
+        }
+    }
+
+    /// Does this thread run its race, or may it?
+    pub(super) fn is_of(&self, own: PeerId) -> bool {
+        self.thread.is_none_or(|thread| thread == own)
+    }
+
     /// The pc of its gate, and what tells a start there.
     fn gate(&self) -> (u64, Option<StartKey>) {
         let Starts { key, apart } = self.starts;
@@ -94,8 +112,6 @@ impl Racer {
 /// is the position in the interpreted program there, too (guess: an instruction and its operands).
 const STRIDE: u64 = 64;
 
-/// The most traces that wait for a race (guess: later ones are used and never race).
-const MOST_WAITING: usize = 64;
 /// An exit is late if after the verdict it becomes hot within so many nanoseconds of real time
 /// (guess: less often than once in some microseconds it costs little).
 const LATE_WITHIN: u64 = 200_000;
@@ -106,28 +122,16 @@ const SETTLED: u64 = 30_000_000;
 /// It races again so often at most (guess).
 const MOST_EXTENDED: u32 = 3;
 
-/// A race is put off for another thread's if its thread has not looked at it for so many nanoseconds of real
-/// time (guess: many windows, even if the processors are busy).
-const PATIENCE: u64 = 200_000_000;
-
 /// What is known of races.
 #[derive(Debug, Default)]
 pub struct Races {
     /// How traces race; `None` if they do not.
     mode: Option<RaceMode>,
-    racer: Option<Racer>,
+    turns: Turns,
     /// Is the racer's head on the floor?
     on_floor: bool,
-    /// The number of turns so far.
-    turns: u64,
-    /// When the racer's thread has looked at its race last, in nanoseconds of real time.
-    looked: u64,
     /// Side traces that racers have got during their races.
     extensions: u64,
-    /// The thread whose racer has its turn, if it does not know yet.
-    called: Option<PeerId>,
-    /// Traces whose turn will come, the first one first.
-    waiting: VecDeque<Racer>,
     /// Traces that were kept.
     kept: FxHashMap<FragmentId, Racer>,
     /// Those of them that have got side traces since, and when.
@@ -149,18 +153,16 @@ impl Races {
 
     /// Is nothing to enter the trace at `pc`?
     pub fn is_on_floor(&self, pc: u64) -> bool {
-        self.on_floor && self.racer.is_some_and(|racer| racer.pc == pc)
+        self.on_floor && self.races(pc)
+    }
+
+    fn races(&self, pc: u64) -> bool {
+        self.turns.racer().is_some_and(|racer| racer.pc == pc)
     }
 
     /// Is the trace at `pc` measured, so that no other version may be tried before it?
     pub fn is_measured(&self, pc: u64) -> bool {
-        self.mode.is_some_and(RaceMode::measures) && self.racer.is_some_and(|racer| racer.pc == pc)
-    }
-
-    fn wait(&mut self, racer: Racer) {
-        if self.waiting.len() < MOST_WAITING && !self.waiting.contains(&racer) {
-            self.waiting.push_back(racer);
-        }
+        self.mode.is_some_and(RaceMode::measures) && self.races(pc)
     }
 }
 
@@ -239,35 +241,20 @@ impl Fragments {
             thread: None,
             turn: 0,
         };
-        if self.races.racer.is_none() {
-            self.has_turn(new);
-        } else {
+        if !self.races.turns.enter(new, real_time()) {
             self.emitter.let_count_starts(fragment, false);
-            self.races.wait(new);
         }
-    }
-
-    /// This racer's turn begins.
-    fn has_turn(&mut self, racer: Racer) {
-        self.races.turns += 1;
-        self.races.looked = real_time();
-        self.races.racer = Some(Racer { turn: self.races.turns, ..racer });
     }
 
     /// The traces that nobody lets race belong to this thread.
     pub fn claim_racers(&mut self, own: PeerId) {
-        for racer in self.races.racer.iter_mut().chain(&mut self.races.waiting) {
-            racer.thread.get_or_insert(own);
-        }
+        self.races.turns.claim(own);
     }
 
     /// This thread ends: others let its traces race.
     pub fn leave_races(&mut self, own: PeerId) {
-        if self.races.racer.is_some_and(|racer| racer.thread == Some(own)) {
+        if self.races.turns.leave(own) {
             self.put_off();
-        }
-        for racer in &mut self.races.waiting {
-            racer.thread = racer.thread.filter(|thread| *thread != own);
         }
     }
 
@@ -276,7 +263,7 @@ impl Fragments {
         let Some(racer) = self.racer() else { return };
         self.stop_race(&racer);
         self.lead_back(&racer);
-        self.races.wait(racer);
+        self.races.turns.wait(racer);
         self.links_changed();
     }
 
@@ -287,23 +274,24 @@ impl Fragments {
 
     /// The racer's thread has looked at its race.
     pub fn looked_at_race(&mut self) {
-        self.races.looked = real_time();
+        self.races.turns.looked(real_time());
     }
 
     /// The thread whose trace has its turn, if it has to be told.
-    pub fn take_called(&mut self) -> Option<PeerId> {
-        self.races.called.take()
+    pub fn take_to_tell(&mut self) -> Option<PeerId> {
+        self.races.turns.take_to_tell()
     }
 
     /// The racer, if it is still live.
     pub fn racer(&mut self) -> Option<Racer> {
-        let racer = self.races.racer?;
+        let racer = self.races.turns.racer()?;
         if !self.is_live_racer(&racer) {
-            (self.races.racer, self.races.on_floor) = (None, false);
+            self.races.turns.end();
+            self.races.on_floor = false;
             self.lead_to_first(racer.pc);
             self.close_gate(&racer);
         }
-        self.races.racer
+        self.races.turns.racer()
     }
 
     /// Nothing is counted at a gate apart any more.
@@ -317,9 +305,7 @@ impl Fragments {
     /// No patch can stand where a racer's starts are to be counted: they are counted at its head.
     pub fn count_at_head(&mut self, racer: &Racer) -> Racer {
         let new = Racer { starts: Starts { apart: None, ..racer.starts }, ..*racer };
-        if self.races.racer.as_ref() == Some(racer) {
-            self.races.racer = Some(new);
-        }
+        self.races.turns.replace(racer, new);
         new
     }
 
@@ -331,26 +317,19 @@ impl Fragments {
     /// The racer, if it is this thread's; if there is none, the first of those that wait has its turn. The
     /// caller is outside.
     pub fn next_racer(&mut self, own: PeerId) -> Option<Racer> {
-        let mine = |racer: &Racer| racer.thread.is_none_or(|thread| thread == own);
-        let others = self.races.racer.is_some_and(|racer| !mine(&racer));
-        if others
-            && self.races.waiting.iter().any(mine)
-            && real_time().saturating_sub(self.races.looked) > PATIENCE
-        {
+        if self.races.turns.may_be_overdue(own) && self.races.turns.is_overdue(real_time()) {
             self.put_off();
         }
-        while self.racer().is_none() {
-            let mut next = self.races.waiting.pop_front()?;
-            if self.is_live_racer(&next) {
-                self.races.kept.remove(&next.fragment);
-                self.emitter.let_count_starts(next.fragment, true);
-                self.links_changed();
-                let thread = *next.thread.get_or_insert(own);
-                self.races.called = (thread != own).then_some(thread);
-                self.has_turn(next);
-            }
+        if self.racer().is_none() {
+            let mut turns = std::mem::take(&mut self.races.turns);
+            let next = turns.next(own, real_time, |racer| self.is_live_racer(racer));
+            self.races.turns = turns;
+            let next = next?;
+            self.races.kept.remove(&next.fragment);
+            self.emitter.let_count_starts(next.fragment, true);
+            self.links_changed();
         }
-        self.races.racer.filter(mine)
+        self.races.turns.racer().filter(|racer| racer.is_of(own))
     }
 
     /// Makes the gate of the racer's floor. False if the race cannot be run.
@@ -403,14 +382,15 @@ impl Fragments {
 
     /// Nothing counts for this race any more, and the head is not on the floor.
     fn stop_race(&mut self, racer: &Racer) {
-        (self.races.racer, self.races.on_floor) = (None, false);
+        self.races.turns.end();
+        self.races.on_floor = false;
         self.emitter.let_count_starts(racer.fragment, false);
         self.close_gate(racer);
     }
 
     /// The race is over. The trace is kept; or it is dropped, with the other versions of its region.
     pub fn end_race(&mut self, racer: &Racer, kept: bool) {
-        if self.races.racer.as_ref() != Some(racer) {
+        if self.races.turns.racer().as_ref() != Some(racer) {
             return;
         }
         self.stop_race(racer);
@@ -431,7 +411,7 @@ impl Fragments {
         {
             self.races.extended.insert(region, real_time());
         }
-        if self.races.racer.is_some_and(|racer| self.region_of(side) == Some(racer.fragment)) {
+        if self.races.turns.racer().is_some_and(|racer| self.region_of(side) == Some(racer.fragment)) {
             self.races.extensions += 1;
         }
     }
@@ -440,11 +420,11 @@ impl Fragments {
     /// has to be asked again.
     pub fn race_extended(&mut self) -> Option<u64> {
         let now = real_time();
-        let Races { kept, extended, waiting, .. } = &mut self.races;
+        let Races { kept, extended, turns, .. } = &mut self.races;
         extended.retain(|region, since| {
             let is_settled = now.saturating_sub(*since) >= SETTLED;
             if is_settled && let Some(racer) = kept.remove(region) {
-                waiting.push_back(Racer { extended: racer.extended + 1, ..racer });
+                turns.wait(Racer { extended: racer.extended + 1, ..racer });
             }
             !is_settled
         });
@@ -464,7 +444,7 @@ impl Fragments {
         if real_time().saturating_sub(since) < LATE_WITHIN
             && let Some(racer) = self.trace_of(exit).and_then(|id| self.races.kept.remove(&id))
         {
-            self.races.wait(racer);
+            self.races.turns.wait(racer);
         }
     }
 
