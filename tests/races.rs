@@ -14,9 +14,8 @@ fn guest(name: &str, guest: &str) -> (PathBuf, String) {
     scratch::fresh(&directory).expect("a scratch directory");
     let file = directory.join(guest);
     let source = format!("{}/tests/races/{guest}.c", env!("CARGO_MANIFEST_DIR"));
-    let status =
-        Command::new("cc").arg("-O0").arg("-o").arg(&file).arg(source).status().expect("cc");
-    assert!(status.success());
+    let status = Command::new("cc").args(["-O0", "-pthread", "-o"]).arg(&file).arg(source).status();
+    assert!(status.expect("cc").success());
     (directory, file.into_os_string().into_string().expect("UTF-8"))
 }
 
@@ -68,20 +67,48 @@ fn verdicts_agree_with_the_times() {
     let command = [program.as_str(), "200000", "plain"];
     let native = Invocation::new(&program, &directory).args(&command[1..]).run();
     for tier in ["full", "direct"] {
-        for race in races(&directory, &["--tier", tier], &command, &native) {
-            let [trace, floor, error] =
-                ["trace", "floor", "error"].map(|name| race[name].as_i64().expect("a number"));
-            match race["verdict"].as_str() {
-                // After the most rounds half of the interval suffices.
-                Some("trace") if race["rounds"].as_u64() >= Some(60) => {
-                    assert!(floor - trace > error / 2, "{race}");
-                }
-                Some("trace") => assert!(floor - trace > error, "{race}"),
-                Some("floor") => assert!(floor - trace - error <= floor / 100, "{race}"),
-                Some("cold") => {}
-                _ => panic!("{race}"),
-            }
+        races(&directory, &["--tier", tier], &command, &native).iter().for_each(agrees);
+    }
+}
+
+/// Does the verdict follow from the times?
+fn agrees(race: &Value) {
+    let [trace, floor, error] =
+        ["trace", "floor", "error"].map(|name| race[name].as_i64().expect("a number"));
+    match race["verdict"].as_str() {
+        // After the most rounds half of the interval suffices.
+        Some("trace") if race["rounds"].as_u64() >= Some(60) => {
+            assert!(floor - trace > error / 2, "{race}");
         }
+        Some("trace") => assert!(floor - trace > error, "{race}"),
+        Some("floor") => assert!(floor - trace - error <= floor / 100, "{race}"),
+        Some("cold") => {}
+        _ => panic!("{race}"),
+    }
+}
+
+/// Where there are threads, one of them races; the others go where it leads. Threads that end or sleep leave
+/// their races to others.
+#[test]
+fn threads_race() {
+    let (directory, program) = guest("threads", "threads");
+    let native = Invocation::new(&program, &directory).run();
+    assert_eq!(native.status, Status::Exited(0));
+    let tiers: [&[&str]; 2] = [&["--tier", "full"], &["--tier", "direct", "--sample", "every=1"]];
+    for tier in tiers {
+        for (mode, verdict) in
+            [("trace", Some("trace")), ("floor", Some("floor")), ("swap", None), ("off", None)]
+        {
+            let options = [tier, &["--threshold", "50", "--race", mode]].concat();
+            let races = races(&directory, &options, &[&program], &native);
+            assert_eq!(races.is_empty(), verdict.is_none(), "{options:?}: {races:?}");
+            assert!(races.iter().all(|race| race["verdict"].as_str() == verdict), "{races:?}");
+        }
+    }
+    let command = [program.as_str(), "60000"];
+    let native = Invocation::new(&program, &directory).args(&command[1..]).run();
+    for options in [["--tier", "full"], ["--tier", "direct"]] {
+        races(&directory, &options, &command, &native).iter().for_each(agrees);
     }
 }
 

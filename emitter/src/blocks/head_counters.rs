@@ -18,7 +18,6 @@
 //! to it lead to a counter that is set to 50. The fiftieth execution leaves, and the runtime
 //! records a trace.
 
-use dynasour_guest::context::LOOP_WORDS;
 use super::removal::Key;
 use super::stack_returns::Landings;
 use super::{BODY, Block, Blocks, FIRST_COUNTER, Link, NONE, STUB};
@@ -28,6 +27,7 @@ use crate::cache::{Cache, CacheError};
 use crate::cpu::ticks;
 use crate::fragment::{ExitId, Fragment};
 use crate::transfers::indirect::SAVE_RCX;
+use dynasour_guest::context::LOOP_WORDS;
 use dynasour_guest::context::offset;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

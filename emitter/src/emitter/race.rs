@@ -26,9 +26,9 @@
 //! next 4 ms the gate counts 32,000: 125 ns.
 
 use crate::blocks::gates::RaceWord;
+use crate::cache::writer;
 use crate::codegen::Request;
 use crate::codegen::count::Starts;
-use crate::cache::writer;
 use crate::codegen::encoded::Encoded;
 use crate::emitter::{EmitError, Emitter};
 use crate::fragment::{FragmentId, FragmentRole, LinkKind, StartCounts};

@@ -16,7 +16,7 @@ use crate::kernel::process::Moved;
 use crate::kernel::process::Registers;
 use crate::kernel::process::{self, ThreadBody};
 use crate::kernel::process::{Engine, System};
-use crate::kernel::signal;
+use crate::kernel::signal::{self, gate};
 use crate::observe::events;
 use dynasour_guest::ThreadContext;
 use dynasour_tracer::AbortReason;
@@ -50,10 +50,7 @@ impl Engine for Dispatcher {
         }
         // Writing the report may raise SIGPIPE or SIGXFSZ. Neither may change how the guest ends,
         // so all signals are blocked meanwhile.
-        let mask = signal::kernel_mask();
-        signal::set_kernel_mask(!0);
-        self.write_report(system);
-        signal::set_kernel_mask(mask);
+        gate::with_all_blocked(|| self.write_report(system));
     }
 
     fn private_memory_lost(&mut self) {

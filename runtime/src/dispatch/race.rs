@@ -406,12 +406,7 @@ impl Dispatcher {
         }
     }
 
-    fn end_window(
-        &mut self,
-        mut running: Box<Running>,
-        context: &ThreadContext,
-        system: &System,
-    ) {
+    fn end_window(&mut self, mut running: Box<Running>, context: &ThreadContext, system: &System) {
         let now = thread_time();
         let racer = running.racer;
         let Some(mut fragments) = self.machine.fragments() else { return };

@@ -411,7 +411,12 @@ impl Fragments {
         {
             self.races.extended.insert(region, real_time());
         }
-        if self.races.turns.racer().is_some_and(|racer| self.region_of(side) == Some(racer.fragment)) {
+        if self
+            .races
+            .turns
+            .racer()
+            .is_some_and(|racer| self.region_of(side) == Some(racer.fragment))
+        {
             self.races.extensions += 1;
         }
     }

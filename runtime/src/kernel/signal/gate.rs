@@ -12,6 +12,9 @@
 //!   again.
 //! * [`Closed::open`]: by a caller that has closed the gate itself and has seen no signal after that.
 //!
+//! A caller for which it does not matter whether a signal has been accepted blocks all for a while
+//! ([`with_all_blocked`]): then the gate is what it was.
+//!
 //! (A thread sets its first mask with [`super::set_kernel_mask`]: it starts with the gate closed.)
 //!
 //! Data: none; the state is the kernel's mask and `ThreadContext::pending`. The tests explore every
@@ -25,7 +28,7 @@ use std::sync::atomic::Ordering;
 
 use dynasour_guest::ThreadContext;
 
-use super::{SYNCHRONOUS, SigSet, set_kernel_mask};
+use super::{SYNCHRONOUS, SigSet, replace_kernel_mask, set_kernel_mask};
 use crate::kernel::entry::{self, Call};
 
 /// Which signals [`Closed::close`] blocks.
@@ -69,6 +72,15 @@ pub fn open(mask: SigSet) -> bool {
     );
     // SAFETY: reads `mask`; which signals are blocked is part of our own protocol.
     unsafe { entry::windowed(&call) != entry::NOT_ENTERED }
+}
+
+/// Calls `f` with all signals blocked. The mask is replaced in one step: a signal that came after the mask
+/// was asked for, and before it was replaced, would find the gate open again at the end.
+pub fn with_all_blocked<R>(f: impl FnOnce() -> R) -> R {
+    let mask = replace_kernel_mask(!0);
+    let result = f();
+    set_kernel_mask(mask);
+    result
 }
 
 #[cfg(test)]

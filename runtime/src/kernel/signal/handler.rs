@@ -354,7 +354,9 @@ fn handle(signo: i32, info: &SigInfo, frame: &mut libc::ucontext_t, context: &Th
         context.sampled.store(1, Ordering::Relaxed);
     }
     match source {
-        Some(Source::Event) if context.comes_out.load(Ordering::Relaxed) => return come_out(frame, context),
+        Some(Source::Event) if context.comes_out.load(Ordering::Relaxed) => {
+            return come_out(frame, context);
+        }
         Some(Source::Event) => return,
         Some(Source::Timer) if context.pending.load(Ordering::Relaxed) == 0 => {
             if context.comes_out.load(Ordering::Relaxed) && is_in_cache(rip_of(frame)) {

@@ -309,12 +309,17 @@ pub const fn host_mask(guest: SigSet) -> SigSet {
 
 /// Sets this thread's mask in the kernel, even if a signal is pending.
 pub fn set_kernel_mask(mask: SigSet) {
-    let call = Call::new(
-        libc::SYS_rt_sigprocmask,
-        &[libc::SIG_SETMASK as u64, std::ptr::from_ref(&mask) as u64, 0, 8],
-    );
-    // SAFETY: reads `mask`; masks are only changed as the module's invariants say.
+    replace_kernel_mask(mask);
+}
+
+/// Sets this thread's mask in the kernel, even if a signal is pending, and returns the one before.
+fn replace_kernel_mask(mask: SigSet) -> SigSet {
+    let (new, mut old) = (mask, 0);
+    let at = [std::ptr::from_ref(&new) as u64, std::ptr::from_mut(&mut old) as u64];
+    let call = Call::new(libc::SYS_rt_sigprocmask, &[libc::SIG_SETMASK as u64, at[0], at[1], 8]);
+    // SAFETY: reads `new` and writes `old`; masks are only changed as the module's invariants say.
     unsafe { entry::raw(&call) };
+    old
 }
 
 /// The id of this process. Never cached, because the child of a fork has another one.

@@ -22,7 +22,7 @@ mod protocol;
 
 use super::thread::{GUARD, LIBRARY_SIGNALS, create, map_above_guard};
 use crate::kernel::entry::{self, Call};
-use crate::kernel::signal;
+use crate::kernel::signal::{self, gate};
 use crate::sync::lock;
 use protocol::{Protocol, Submitted};
 use std::collections::VecDeque;
@@ -166,15 +166,14 @@ fn join(state: &mut State) {
 
 /// Starts the host thread, in which all signals are blocked.
 fn start(stack: u64) -> Option<libc::pthread_t> {
-    let mask = signal::kernel_mask();
-    signal::set_kernel_mask(!0);
-    let actions = LIBRARY_SIGNALS.map(signal::kernel_action);
-    let thread = create(stack + GUARD as u64, STACK, work, std::ptr::null_mut()).ok();
-    for (signo, action) in LIBRARY_SIGNALS.into_iter().zip(&actions) {
-        signal::set_kernel_action(signo, action);
-    }
-    signal::set_kernel_mask(mask);
-    thread
+    gate::with_all_blocked(|| {
+        let actions = LIBRARY_SIGNALS.map(signal::kernel_action);
+        let thread = create(stack + GUARD as u64, STACK, work, std::ptr::null_mut()).ok();
+        for (signo, action) in LIBRARY_SIGNALS.into_iter().zip(&actions) {
+            signal::set_kernel_action(signo, action);
+        }
+        thread
+    })
 }
 
 /// The function of the host thread.

@@ -35,6 +35,12 @@ enum At {
     ClosedCheck,
     /// The gate is about to open again.
     ClosedCall,
+    /// [`super::with_all_blocked`] begins.
+    Block,
+    /// It has asked for the mask, but not blocked the signals.
+    Asked,
+    /// The mask that was there is about to be set again.
+    Restore,
 }
 
 /// What follows the window.
@@ -55,6 +61,8 @@ struct State {
     pending: bool,
     /// Does the kernel block the signal?
     kernel_blocks: bool,
+    /// Did it, when `with_all_blocked` began?
+    kernel_blocked: bool,
     /// Does the guest's mask block the signal?
     guest_blocks: bool,
     /// Instances that the guest has seen.
@@ -78,6 +86,8 @@ enum Bug {
     LetsInHeld,
     /// The mask is set before the frame is built.
     OpensEarly,
+    /// The mask that is to be set again is asked for before the signals are blocked.
+    AsksFirst,
 }
 
 /// The kernel gives the thread a signal.
@@ -127,6 +137,8 @@ fn steps(state: State, bug: Option<Bug>) -> Vec<State> {
             to(At::WindowCheck(Then::Mask(false))),
             // A call during which the gate is closed: `fork`.
             to(At::Close),
+            // The helper thread is started.
+            to(At::Block),
         ],
         At::Fault => vec![State { guest_blocks: true, ..to(At::Deliver) }],
         At::Deliver => vec![State { pending: false, ..to(At::Take) }],
@@ -153,6 +165,19 @@ fn steps(state: State, bug: Option<Bug>) -> Vec<State> {
         At::ClosedCheck if state.pending && bug != Some(Bug::ClosesBlindly) => vec![to(At::Guest)],
         At::ClosedCheck => vec![to(At::ClosedCall)],
         At::ClosedCall => vec![State { kernel_blocks: state.guest_blocks, ..to(At::Guest) }],
+        At::Block => {
+            let kernel_blocked = state.kernel_blocks;
+            vec![match bug {
+                Some(Bug::AsksFirst) => State { kernel_blocked, ..to(At::Asked) },
+                _ => State { kernel_blocked, kernel_blocks: true, ..to(At::Restore) },
+            }]
+        }
+        At::Asked => vec![State { kernel_blocks: true, ..to(At::Restore) }],
+        At::Restore => vec![State {
+            kernel_blocks: state.kernel_blocked,
+            kernel_blocked: false,
+            ..to(At::Guest)
+        }],
     }
 }
 
@@ -184,6 +209,7 @@ fn explore(bug: Option<Bug>) -> Result<usize, String> {
         accepted: false,
         pending: false,
         kernel_blocks: false,
+        kernel_blocked: false,
         guest_blocks: false,
         seen: 0,
         lost: false,
@@ -234,6 +260,7 @@ fn each_rule_is_needed() {
         Bug::ClosesBlindly,
         Bug::LetsInHeld,
         Bug::OpensEarly,
+        Bug::AsksFirst,
     ];
     for bug in bugs {
         assert!(explore(Some(bug)).is_err(), "{bug:?} is not noticed");
