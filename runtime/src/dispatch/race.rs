@@ -224,12 +224,19 @@ impl Dispatcher {
                 self.racing = Racing::Waiting(racer, 0);
             }
             self.race_of = fragments.take_to_tell();
+            if let Some(head) = fragments.take_put_off().filter(|_| self.machine.is_direct()) {
+                self.entrances.want(head);
+            }
         }
     }
 
     /// The thread ends: another one lets its traces race. The thread is outside.
     pub(super) fn leave_races(&mut self, context: &ThreadContext, system: &System) {
-        if let Racing::Running(running) = std::mem::take(&mut self.racing) {
+        if let Racing::Running(mut running) = std::mem::take(&mut self.racing) {
+            if running.out.is_some() {
+                let _exclusive = self.machine.pages.exclusive();
+                self.put_patch_back(&mut running);
+            }
             self.end_running(&running, context, system);
         }
         if let Some(mut fragments) = self.machine.fragments() {
@@ -376,15 +383,8 @@ impl Dispatcher {
             let _exclusive = self.machine.pages.exclusive();
             if side != Side::Trace {
                 running.out = running.out.take().or_else(|| patches::take_out(racer.pc));
-            } else if let Some(patch) = running.out.take() {
-                // Nothing that the patch leads to is dropped while the lock is held.
-                let mut fragments = self.machine.fragments();
-                let is_live = fragments.as_mut().is_some_and(|fragments| {
-                    fragments.racer() == Some(racer) && fragments.generation() == running.generation
-                });
-                if !is_live || !self.patch_again(racer.pc, patch) {
-                    self.entrances.want(racer.pc);
-                }
+            } else {
+                self.put_patch_back(running);
             }
         }
         let Some(mut fragments) = self.machine.fragments() else { return };
@@ -396,6 +396,19 @@ impl Dispatcher {
         running.starts = fragments.starts(&racer, context);
         drop(fragments);
         running.since = thread_time();
+    }
+
+    /// The patch that was taken out is written again. The caller has the exclusive right to change code.
+    fn put_patch_back(&mut self, running: &mut Running) {
+        let (racer, Some(patch)) = (running.racer, running.out.take()) else { return };
+        // Nothing that the patch leads to is dropped while the lock is held.
+        let mut fragments = self.machine.fragments();
+        let is_live = fragments.as_mut().is_some_and(|fragments| {
+            fragments.racer() == Some(racer) && fragments.generation() == running.generation
+        });
+        if !is_live || !self.patch_again(racer.pc, patch) {
+            self.entrances.want(racer.pc);
+        }
     }
 
     /// The patch at a gate apart is taken back.
@@ -421,8 +434,9 @@ impl Dispatcher {
         fragments.looked_at_race();
         if fragments.extensions() != running.extensions {
             running.extensions = fragments.extensions();
-            running.race.restart();
-            running.anew = true;
+            if !std::mem::replace(&mut running.anew, true) {
+                running.race.restart();
+            }
         }
         let starts = fragments.starts(&racer, context);
         drop(fragments);

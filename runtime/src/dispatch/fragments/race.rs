@@ -130,6 +130,8 @@ pub struct Races {
     turns: Turns,
     /// Is the racer's head on the floor?
     on_floor: bool,
+    /// The head of the trace whose race was put off last, if nobody has asked for it yet.
+    put_off: Option<u64>,
     /// Side traces that racers have got during their races.
     extensions: u64,
     /// Traces that were kept.
@@ -253,6 +255,9 @@ impl Fragments {
 
     /// This thread ends: others let its traces race.
     pub fn leave_races(&mut self, own: PeerId) {
+        for racer in self.races.kept.values_mut() {
+            racer.thread = racer.thread.filter(|thread| *thread != own);
+        }
         if self.races.turns.leave(own) {
             self.put_off();
         }
@@ -264,7 +269,13 @@ impl Fragments {
         self.stop_race(&racer);
         self.lead_back(&racer);
         self.races.turns.wait(racer);
+        self.races.put_off = Some(racer.pc);
         self.links_changed();
+    }
+
+    /// The head of a trace whose race was put off: code in place may have no patch there.
+    pub fn take_put_off(&mut self) -> Option<u64> {
+        self.races.put_off.take()
     }
 
     /// Changes when the racer gets a side trace.

@@ -10,14 +10,15 @@
 //!
 //! Each trace has a thread that runs its race: the one that made it. That of a thread that has ended is
 //! taken by the next thread that asks. A thread that sleeps, or executes something else for long, does not
-//! come to the end of a window; then its trace waits again, if another thread has one that waits.
+//! come to the end of a window, and the others would stay on the side of that window; then its trace waits
+//! again.
 //!
 //! Data: [`Turns`], part of [`super::race::Races`]. Invariants: each turn has a number of its own, so a
 //! thread notices that its turn was taken away, even if the trace has got another one. A racer has a thread
 //! from the first time that anybody asks for it on. The caller holds the lock of the fragments.
 //!
-//! Example: threads A and B have made a trace each, and A's races. A sleeps in a read for a second. B asks
-//! for its turn after 200 ms: A's trace waits, and B's has its turn. When that race is over, A's has another
+//! Example: threads A and B have made a trace each, and A's races. A sleeps in a read for ten seconds. B asks
+//! for its turn after half a second: A's trace waits, and B's has its turn. When that race is over, A's has another
 //! turn, and A is told.
 
 use super::race::Racer;
@@ -26,9 +27,9 @@ use std::collections::VecDeque;
 
 /// The most traces that wait (guess: later ones are used and never race).
 const MOST_WAITING: usize = 64;
-/// A race is put off for another thread's if its own has not looked at it for so many nanoseconds of real time
-/// (guess: many windows, even if the processors are busy).
-const PATIENCE: u64 = 200_000_000;
+/// A race is put off if its thread has not looked at it for so many nanoseconds of real time (guess: many
+/// windows, even if the processors are busy).
+const PATIENCE: u64 = 500_000_000;
 
 /// The racer, and the traces whose turn will come.
 #[derive(Debug, Default)]
@@ -101,10 +102,9 @@ impl Turns {
         self.looked = now;
     }
 
-    /// Does another thread's trace race, while one of this thread's waits?
+    /// Does another thread's trace race?
     pub fn may_be_overdue(&self, own: PeerId) -> bool {
         self.racer.is_some_and(|racer| !racer.is_of(own))
-            && self.waiting.iter().any(|racer| racer.is_of(own))
     }
 
     /// Has the racer's thread not looked at its race for long?
