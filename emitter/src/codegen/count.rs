@@ -93,7 +93,7 @@ pub(crate) struct Starts {
     pub key: Option<KeyRegister>,
     /// As many starts are counted at the head of the loop.
     pub each: i32,
-    /// The number of the trace's own word ([`ThreadContext::loop_starts`]), in which the loop counts instead,
+    /// The number of the trace's own word (`loop_starts` in the context), in which the loop counts instead,
     /// if it can ([`super::loop_starts`]).
     pub own: Option<u32>,
 }
