@@ -4,7 +4,7 @@
 //! A *gate* is code in front of a place's block, as a counter is ([`super::head_counters`]), but it
 //! never leaves. It adds one to a word of data memory if the guest starts the iteration that is
 //! counted, and goes on to the block, all registers and flags in place. The words are the thread's
-//! ([`ThreadContext::race`]): no thread disturbs the counts of another. Counting takes time itself;
+//! ([`RaceWord`]): no thread disturbs the counts of another. Counting takes time itself;
 //! how much is measured by counting twice, the second time nothing, or in a word that nobody reads:
 //!
 //! ```text
@@ -26,41 +26,10 @@ use super::removal::{Doomed, Key};
 use super::{Blocks, NONE};
 use crate::asm::{Assembler, RCX};
 use crate::cache::{Cache, CacheError};
-use crate::codegen::count::{self, KeyRegister};
+use crate::codegen::count::{self, KeyRegister, RaceWord};
 use crate::fragment::Fragment;
 use crate::transfers::indirect::{Indirect, SAVE_RCX};
-use dynasour_guest::ThreadContext;
-use dynasour_guest::context::{RACE_WORDS, offset};
-use std::sync::atomic::AtomicU64;
-
-/// The words of a race, in [`ThreadContext::race`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum RaceWord {
-    /// Starts at the entry of the trace.
-    Entered,
-    /// Starts at the head of its loop.
-    Looped,
-    /// Starts of the block.
-    Floor,
-    /// Not 0: the gate counts twice.
-    Twice,
-    /// The second count of a gate.
-    Second,
-}
-
-const _: () = assert!(RaceWord::Second as usize + 1 == RACE_WORDS);
-
-impl RaceWord {
-    /// Its offset in the thread's context.
-    pub fn field(self) -> usize {
-        offset::RACE + 8 * self as usize
-    }
-
-    /// The word of this thread.
-    pub fn of(self, context: &ThreadContext) -> &AtomicU64 {
-        &context.race[self as usize]
-    }
-}
+use dynasour_guest::context::offset;
 
 impl Blocks {
     /// Gives the block of `place` a gate, which counts the starts at which the register of `key` has

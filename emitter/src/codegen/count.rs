@@ -1,11 +1,12 @@
 //! The instructions by which a fragment counts (see [`crate::fragment::counting`]), and the events
 //! that they count.
 //!
-//! No data, no lock; only the encoder uses it, if the emitter counts.
+//! No data, no lock; the encoder uses it if the emitter counts, and for races, for which gates use it, too.
 
 use crate::asm::{Assembler, Mem, RCX};
-use crate::blocks::gates::RaceWord;
-use dynasour_guest::context::offset;
+use dynasour_guest::ThreadContext;
+use dynasour_guest::context::{RACE_WORDS, offset};
+use std::sync::atomic::AtomicU64;
 
 /// The word of `stub_save` that rcx is in meanwhile; nothing else uses it.
 const SAVE: usize = 7;
@@ -44,6 +45,35 @@ pub(crate) fn code() -> (Vec<u8>, [usize; 2]) {
     let store = code.len() - 4;
     code.load(RCX, saved);
     (code, [load, store])
+}
+
+/// The words of a race, in [`ThreadContext::race`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RaceWord {
+    /// Starts at the entry of the trace.
+    Entered,
+    /// Starts at the head of its loop.
+    Looped,
+    /// Starts of the block.
+    Floor,
+    /// Not 0: the gate counts twice.
+    Twice,
+    /// The second count of a gate.
+    Second,
+}
+
+const _: () = assert!(RaceWord::Second as usize + 1 == RACE_WORDS);
+
+impl RaceWord {
+    /// Its offset in the thread's context.
+    pub fn field(self) -> usize {
+        offset::RACE + 8 * self as usize
+    }
+
+    /// The word of this thread.
+    pub fn of(self, context: &ThreadContext) -> &AtomicU64 {
+        &context.race[self as usize]
+    }
 }
 
 /// Adds this number to a word of the thread's.
@@ -93,7 +123,7 @@ pub(crate) struct Starts {
     pub key: Option<KeyRegister>,
     /// As many starts are counted at the head of the loop.
     pub each: i32,
-    /// The number of the trace's own word (`loop_starts` in the context), in which the loop counts instead,
+    /// The number of the trace's own word ([`ThreadContext::loop_starts`]), in which the loop counts instead,
     /// if it can ([`super::loop_starts`]).
     pub own: Option<u32>,
 }

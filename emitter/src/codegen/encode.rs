@@ -12,9 +12,8 @@
 //! can be executed as one: padding for (1) goes before the comparison.
 
 use crate::asm::{Asm, Assembler, FIELD, Mem, RAX, RCX, RDX, RSP};
-use crate::blocks::gates::RaceWord;
 use crate::codegen::Host;
-use crate::codegen::count::{self, What};
+use crate::codegen::count::{self, RaceWord, What};
 use crate::codegen::encoded::{
     Encoded, EncodedEnd, EncodedGuard, EncodedRecord, EncodedTail, Homes, Target,
 };

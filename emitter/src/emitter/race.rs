@@ -25,10 +25,9 @@
 //! Example: in 4 ms of the thread's time the trace has counted 40,000 starts: 100 ns each. In the
 //! next 4 ms the gate counts 32,000: 125 ns.
 
-use crate::blocks::gates::RaceWord;
 use crate::cache::writer;
 use crate::codegen::Request;
-use crate::codegen::count::Starts;
+use crate::codegen::count::{RaceWord, Starts};
 use crate::codegen::encoded::Encoded;
 use crate::emitter::{EmitError, Emitter};
 use crate::fragment::{FragmentId, FragmentRole, LinkKind, StartCounts};

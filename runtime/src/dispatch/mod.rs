@@ -80,7 +80,7 @@ use footprint::NotedCode;
 use fragments::{Arrival, FragmentError, SideRequest};
 use idle_dispatchers::IdleDispatcher;
 use in_place::InPlace;
-use peers::{Peer, PeerId};
+use peers::Peer;
 use race::{Racing, Rests};
 use rustc_hash::FxHashMap;
 use select::Selector;
@@ -120,8 +120,6 @@ pub struct Dispatcher {
     rests: Rests,
     /// When traces that have got side traces may race again, in nanoseconds of real time.
     race_again: Option<u64>,
-    /// The thread that is to be told of its trace's turn.
-    race_of: Option<PeerId>,
     /// The recording under way is for nothing else than a loop of an interpreted program.
     only_guest_loops: bool,
 }
@@ -155,7 +153,6 @@ impl Dispatcher {
             racing: Racing::default(),
             rests: Rests::default(),
             race_again: None,
-            race_of: None,
             only_guest_loops: false,
         };
         dispatcher.count_heads();

@@ -289,16 +289,6 @@ impl Peer {
         }
     }
 
-    /// As [`Peer::notify`], on a thread of the guest's, for which the thread may be waiting: does not wait. A
-    /// thread that interprets may overlook it until it comes outside for another reason.
-    fn nudge(&self) {
-        self.leave_note();
-        if self.state() == ThreadState::Cache {
-            // If no signal can be sent, the thread comes out by itself some time.
-            drop(self.call());
-        }
-    }
-
     /// Has the thread been notified, and has not come outside since?
     pub fn is_notified(&self) -> bool {
         self.notified.load(Ordering::Relaxed)
@@ -351,15 +341,6 @@ impl Peers {
     /// Adds a new thread.
     pub fn add(&self, peer: Arc<Peer>) {
         lock(&self.all).push(peer);
-    }
-
-    /// Something is ready for this thread, which it takes when it comes outside: makes it come there, if it is
-    /// in the cache. The caller is outside and holds no lock.
-    pub fn nudge(&self, id: PeerId) {
-        let peer = lock(&self.all).iter().find(|peer| peer.id() == id).cloned();
-        if let Some(peer) = peer {
-            peer.nudge();
-        }
     }
 
     /// Calls `f` on every thread.

@@ -223,7 +223,6 @@ impl Dispatcher {
             if let Some(racer) = fragments.next_racer(self.peer.id()) {
                 self.racing = Racing::Waiting(racer, 0);
             }
-            self.race_of = fragments.take_to_tell();
             if let Some(head) = fragments.take_put_off().filter(|_| self.machine.is_direct()) {
                 self.entrances.want(head);
             }
@@ -291,9 +290,6 @@ impl Dispatcher {
 
     /// Begins a race, or ends a window of the one under way. The thread is outside.
     pub(super) fn step_race(&mut self, context: &ThreadContext, system: &System) {
-        if let Some(thread) = self.race_of.take() {
-            self.machine.peers.nudge(thread);
-        }
         self.end_rests(context, system);
         self.race_extended();
         if !self.racing.is_due(self.machine.config.race) {

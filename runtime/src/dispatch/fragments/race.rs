@@ -288,11 +288,6 @@ impl Fragments {
         self.races.turns.looked(real_time());
     }
 
-    /// The thread whose trace has its turn, if it has to be told.
-    pub fn take_to_tell(&mut self) -> Option<PeerId> {
-        self.races.turns.take_to_tell()
-    }
-
     /// The racer, if it is still live.
     pub fn racer(&mut self) -> Option<Racer> {
         let racer = self.races.turns.racer()?;
