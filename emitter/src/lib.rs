@@ -32,6 +32,7 @@ mod asm;
 pub mod blocks;
 pub mod cache;
 pub mod codegen;
+mod context_words;
 pub mod cpu;
 pub mod emitter;
 mod error;

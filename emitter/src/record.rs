@@ -12,7 +12,7 @@
 //! Example: the anchor says `rax = v3 + 8`, and v3 is in the host's rbx. The nodes are
 //! `Leaf(Reg(3))`, `Const(8)` and `Op(add, [0, 1])`, and the location rax is node 2.
 
-use crate::codegen::loop_starts;
+use crate::context_words;
 use dynasour_guest::context::ThreadContext;
 use dynasour_ir::semantics::{self, ARITH_FLAGS, OF};
 use dynasour_ir::{Gpr, Loc, Mem, Op, Segment, Ty};
@@ -110,7 +110,7 @@ impl Record {
         self.stores
             .iter()
             .map(|s| {
-                if let Some(field) = loop_starts::context_field(s.mem.disp as u64) {
+                if let Some(field) = context_words::field(s.mem.disp as u64) {
                     let address = ctx.this + field as u64;
                     return PendingStore { address, size: s.ty.bytes(), value: value(s.args[2]) };
                 }

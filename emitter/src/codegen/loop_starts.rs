@@ -13,8 +13,7 @@
 //! ```
 //!
 //! The word belongs to the trace and the thread alone, so it may count on after the race, and on other
-//! threads: it is in the thread's context. The IR has no address for that, so an address stands for it that is
-//! not canonical ([`context_field`]).
+//! threads: it is in the thread's context ([`crate::context_words`]).
 //!
 //! Side conditions: everything but the entry block is in the loop, the loop is short (in a long one
 //! counting takes no time that matters, and a register is missed), no anchor is used in both, and no access of
@@ -23,7 +22,7 @@
 //! No data, no lock; only the compilation of a trace uses it.
 
 use crate::codegen::count::Starts;
-use dynasour_guest::context::{LOOP_WORDS, offset};
+use crate::context_words;
 use dynasour_ir::version::DeferredStore;
 use dynasour_ir::{
     Anchor, AnchorId, BlockId, Inst, Loc, Mem, Op, Operand, Term, Ty, Value, Version,
@@ -38,26 +37,17 @@ const LONGEST: usize = 250;
 /// Instructions that are put before those of the entry block.
 pub(crate) const ADDED: u32 = 1;
 
-/// The lowest address that stands for a word. No access of the guest's there succeeds.
-const WORDS: u64 = 1 << 63;
-
-/// The offset in the thread's context of the word that this address stands for, if it is one of a loop.
-pub(crate) fn context_field(address: u64) -> Option<usize> {
-    let word = address.wrapping_sub(WORDS) / 8;
-    (word < LOOP_WORDS as u64).then(|| offset::LOOP_STARTS + 8 * word as usize)
-}
-
 /// Does the version itself access memory at such an address?
 pub(crate) fn names_a_word(version: &Version) -> bool {
     let insts = version.blocks.iter().flat_map(|block| &block.insts).filter_map(|inst| inst.mem);
     let deferred = version.anchors.iter().flat_map(|a| &a.stores).map(|store| store.mem);
-    insts.chain(deferred).any(|mem| context_field(mem.disp as u64).is_some())
+    insts.chain(deferred).any(|mem| context_words::field(mem.disp as u64).is_some())
 }
 
 /// The same version with a loop that counts its iterations, `starts.each` for each, in the trace's own
 /// word. None if it has no such loop, or the trace has no such word.
 pub(crate) fn counting(version: &Version, starts: &Starts) -> Option<Version> {
-    let word = WORDS + 8 * u64::from(starts.own?);
+    let word = context_words::address(starts.own?);
     let head = head(version)?;
     let in_loop = &version.blocks[1..];
     if in_loop.iter().map(|block| block.insts.len()).sum::<usize>() > LONGEST {
@@ -141,6 +131,7 @@ fn pass_on(version: &mut Version, block: usize, head: BlockId, so_far: Value, ea
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dynasour_guest::context::offset;
     use dynasour_ir::text::version;
     use dynasour_ir::verify::verify;
 
@@ -169,7 +160,7 @@ mod tests {
         let after = counting(&before, &starts(Some(6))).expect("a loop");
         assert!(names_a_word(&after) && !names_a_word(&before));
         let load = after.blocks[0].insts[0].mem.expect("the count so far");
-        assert_eq!(context_field(load.disp as u64), Some(offset::LOOP_STARTS + 48));
+        assert_eq!(context_words::field(load.disp as u64), Some(offset::LOOP_STARTS + 48));
         assert_eq!(verify(&after), Ok(()));
         let stores: Vec<usize> = after.anchors.iter().map(|anchor| anchor.stores.len()).collect();
         assert_eq!(stores, [0, 1, 1, 0], "not those before it");
@@ -186,13 +177,5 @@ mod tests {
         assert!(counting(&version(LOOP).expect("a version"), &starts(None)).is_none());
         assert!(of(&LOOP.replace("else a2", "else a0").replace("rax = v0", "rdx = v1")).is_none());
         assert!(of(&LOOP.replace("jump b1(v3)", "exit a2")).is_none(), "no loop");
-    }
-
-    #[test]
-    fn addresses_of_words_are_not_canonical() {
-        let last = WORDS + 8 * (LOOP_WORDS as u64 - 1);
-        assert_eq!(context_field(WORDS), Some(offset::LOOP_STARTS));
-        assert_eq!(context_field(last), Some(offset::LOOP_STARTS + 8 * (LOOP_WORDS - 1)));
-        assert_eq!([0, WORDS - 8, last + 8, u64::MAX].map(context_field), [None; 4]);
     }
 }

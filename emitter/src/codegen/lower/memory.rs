@@ -4,11 +4,11 @@
 //! Example: `load.i64 [v1 + v2*8 + 16]` becomes `mov r, [r1 + r2*8 + 16]`, whose fault has the
 //! load's anchor.
 
-use crate::codegen::loop_starts;
 use crate::codegen::lower::survey::Def;
 use crate::codegen::lower::{LeftRaw, Lower, LowerError};
 use crate::codegen::mach::{Addr, AddrReg, Kind, MInst, Opnd, Ops, Place, SiteKind, preg};
 use crate::codegen::x86::{LOAD, STORE, STORE_IMM, Size};
+use crate::context_words;
 use dynasour_guest::context::offset;
 use dynasour_ir::{Effects, Gpr, Inst, Mem, Op, Operand, Segment, Split, Ty, Value};
 use iced_x86::{Code, Instruction, OpKind, Register};
@@ -161,7 +161,7 @@ impl Lower<'_> {
         ops: &mut Ops,
         constraint: OperandConstraint,
     ) -> Result<Addr, LowerError> {
-        if let Some(field) = loop_starts::context_field(mem.disp as u64) {
+        if let Some(field) = context_words::field(mem.disp as u64) {
             return Ok(Addr::context(field));
         }
         let Sum { mut base, mut index, mut scale, mut disp } = self.folded(mem, base, index);
