@@ -39,24 +39,28 @@ fn races(directory: &Path, options: &[&str], command: &[&str], native: &Outcome)
     races.clone()
 }
 
-/// The trace wins, loses, or never does either; the guest does the same. Forced races count visits
-/// of the runtime, so they do not depend on time.
-#[test]
-fn forced_verdicts_change_nothing_but_speed() {
-    let (directory, program) = guest("forced", "interpreter");
-    let native = Invocation::new(&program, &directory).run();
-    assert_eq!(native.status, Status::Exited(0));
+/// The trace of this guest wins, loses, or never does either; the guest does the same.
+fn force_verdicts(directory: &Path, program: &str, native: &Outcome) {
     let tiers: [&[&str]; 2] = [&["--tier", "full"], &["--tier", "direct", "--sample", "every=1"]];
     for tier in tiers {
         for (mode, verdict) in
             [("trace", Some("trace")), ("floor", Some("floor")), ("swap", None), ("off", None)]
         {
             let options = [tier, &["--threshold", "50", "--race", mode]].concat();
-            let races = races(&directory, &options, &[&program], &native);
+            let races = races(directory, &options, &[program], native);
             assert_eq!(races.is_empty(), verdict.is_none(), "{options:?}: {races:?}");
             assert!(races.iter().all(|race| race["verdict"].as_str() == verdict), "{races:?}");
         }
     }
+}
+
+/// Forced races count visits of the runtime, so they do not depend on time.
+#[test]
+fn forced_verdicts_change_nothing_but_speed() {
+    let (directory, program) = guest("forced", "interpreter");
+    let native = Invocation::new(&program, &directory).run();
+    assert_eq!(native.status, Status::Exited(0));
+    force_verdicts(&directory, &program, &native);
 }
 
 /// A race that is measured ends with a verdict that agrees with what was measured.
@@ -94,17 +98,7 @@ fn threads_race() {
     let (directory, program) = guest("threads", "threads");
     let native = Invocation::new(&program, &directory).run();
     assert_eq!(native.status, Status::Exited(0));
-    let tiers: [&[&str]; 2] = [&["--tier", "full"], &["--tier", "direct", "--sample", "every=1"]];
-    for tier in tiers {
-        for (mode, verdict) in
-            [("trace", Some("trace")), ("floor", Some("floor")), ("swap", None), ("off", None)]
-        {
-            let options = [tier, &["--threshold", "50", "--race", mode]].concat();
-            let races = races(&directory, &options, &[&program], &native);
-            assert_eq!(races.is_empty(), verdict.is_none(), "{options:?}: {races:?}");
-            assert!(races.iter().all(|race| race["verdict"].as_str() == verdict), "{races:?}");
-        }
-    }
+    force_verdicts(&directory, &program, &native);
     let command = [program.as_str(), "60000"];
     let native = Invocation::new(&program, &directory).args(&command[1..]).run();
     for options in [["--tier", "full"], ["--tier", "direct"]] {

@@ -3,37 +3,12 @@
  * takes their places. Prints results that depend on every step. */
 #include <pthread.h>
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include "interpreter.h"
 
-enum { SET, ADD, XOR, NEXT, END, THREADS = 4 };
-
-static int64_t run(const int32_t *code, int64_t count) {
-    int64_t sum = 0;
-    for (const int32_t *at = code;;) {
-        switch (*at) {
-        case SET:
-            sum = at[1];
-            at += 2;
-            break;
-        case ADD:
-            sum += count;
-            at += 1;
-            break;
-        case XOR:
-            sum ^= sum >> at[1];
-            at += 2;
-            break;
-        case NEXT:
-            at = --count ? code + at[1] : at + 2;
-            break;
-        default:
-            return sum;
-        }
-    }
-}
+enum { THREADS = 4 };
 
 static int runs;
 
