@@ -189,7 +189,7 @@ static void information(void) {
     siginfo_t info = {0};
     info.si_code = -7;
     info.si_value.sival_int = 77;
-    info.si_pid = 1234;
+    info.si_pid = self + 1;
     info.si_uid = 5678;
     handle(SIGUSR1, 0, 0), handle(50, 0, 0);
     long a = call(SYS_rt_sigqueueinfo, self, SIGUSR1, (long)&info, 0, 0), b = call(SYS_rt_tgsigqueueinfo, self, self, 50, (long)&info, 0);
