@@ -14,9 +14,8 @@
 //!  jmp block           ◄──┘
 //! ```
 //!
-//! Data: [`Blocks::gate_keys`]. Invariant: a gate's link
-//! leads to the body of its place's block, so that no gate is part of a cycle without a guest
-//! instruction. The caller holds the emitter.
+//! Data: [`Blocks::gate_keys`]. Invariant: a gate's link leads to the body of its place's block, so that
+//! no gate is part of a cycle without a guest instruction. The caller holds the emitter.
 //!
 //! Example: a trace of the loop at 0x1000 was made. While the race measures the blocks, links to
 //! 0x1000 lead to the gate.

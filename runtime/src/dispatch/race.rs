@@ -10,8 +10,8 @@
 //! ```
 //!
 //! While a race runs, samples bring the thread out of native code ([`ThreadContext::comes_out`]), so that
-//! it comes here at the end of each window. Nothing else is sampled, no head is recorded, and a
-//! window in which a side trace was recorded is measured again.
+//! it comes here at the end of each window. On this thread nothing else is sampled, no head is recorded,
+//! and a window in which a side trace was recorded is measured again.
 //!
 //! A trace that loses is dropped, and its head *rests*: no trace is made there for a while, longer
 //! each time. But if the trace had been kept before, the guest has changed, and another trace may be
@@ -20,8 +20,9 @@
 //! Where starts are counted at a *gate apart* ([`super::fragments::Racer::gate_apart`]), code in place has
 //! a patch there during the race, and none at the head while the floor runs.
 //!
-//! One race runs in the process, on one thread, whose starts and time are
-//! measured. Other threads go where the links and patches lead, too. Each counts in words of its own.
+//! One race runs in the process, on one thread, whose starts and time are measured
+//! (`super::fragments::turns`). Other threads go where the links and patches lead, too, and count in words
+//! of their own.
 //!
 //! Data: [`Racing`] and [`Rests`], part of the thread's [`Dispatcher`]. Invariants: a window begins after
 //! links and patches have been changed, and its time is processor time of this thread. A patch that was

@@ -81,24 +81,32 @@ impl Racer {
         self.starts.apart.map(|(gate, _)| gate)
     }
 
+    /// A trace that has not raced. Nobody runs its race yet.
+    fn new(
+        pc: u64,
+        fragment: FragmentId,
+        starts: Starts,
+        is_promised: bool,
+        generation: u64,
+    ) -> Racer {
+        let (extended, thread, turn) = (0, None, 0);
+        Racer { pc, fragment, starts, is_promised, generation, extended, thread, turn }
+    }
+
     /// One for tests.
     #[cfg(test)]
     pub(super) fn example(pc: u64) -> Racer {
-        Racer {
-            pc,
-            fragment: FragmentId(0),
-            starts: Starts { key: None, apart: None },
-            is_promised: false,
-            generation: 0,
-            extended: 0,
-            thread: None,
-            turn: 0,
-        }
+        Racer::new(pc, FragmentId(0), Starts { key: None, apart: None }, false, 0)
     }
 
     /// Does this thread run its race, or may it?
     pub(super) fn is_of(&self, own: PeerId) -> bool {
         self.thread.is_none_or(|thread| thread == own)
+    }
+
+    /// This thread does not run its race any more.
+    pub(super) fn leave(&mut self, own: PeerId) {
+        self.thread.take_if(|thread| *thread == own);
     }
 
     /// The pc of its gate, and what tells a start there.
@@ -232,17 +240,7 @@ impl Fragments {
             // A race that never ends gives way to the next one.
             self.end_race(&before, true);
         }
-        let generation = self.generation;
-        let new = Racer {
-            pc,
-            fragment,
-            starts,
-            is_promised,
-            generation,
-            extended: 0,
-            thread: None,
-            turn: 0,
-        };
+        let new = Racer::new(pc, fragment, starts, is_promised, self.generation);
         if !self.races.turns.enter(new, real_time()) {
             self.emitter.let_count_starts(fragment, false);
         }
@@ -255,9 +253,7 @@ impl Fragments {
 
     /// This thread ends: others let its traces race.
     pub fn leave_races(&mut self, own: PeerId) {
-        for racer in self.races.kept.values_mut() {
-            racer.thread = racer.thread.filter(|thread| *thread != own);
-        }
+        self.races.kept.values_mut().for_each(|racer| racer.leave(own));
         if self.races.turns.leave(own) {
             self.put_off();
         }

@@ -89,7 +89,7 @@ impl Turns {
     /// This thread ends: its traces have no thread. Is one of them the racer, which is to be put off?
     pub fn leave(&mut self, own: PeerId) -> bool {
         for racer in self.racer.iter_mut().chain(&mut self.waiting) {
-            racer.thread = racer.thread.filter(|thread| *thread != own);
+            racer.leave(own);
         }
         self.racer.is_some_and(|racer| racer.thread.is_none())
     }
