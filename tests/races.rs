@@ -106,6 +106,23 @@ fn threads_race() {
     }
 }
 
+/// Children that are forked while a trace races make traces of their own, which race on clocks that have
+/// begun again.
+#[test]
+fn children_race() {
+    let (directory, program) = guest("forks", "forks");
+    let native = Invocation::new(&program, &directory).run();
+    assert_eq!(native.status, Status::Exited(0));
+    force_verdicts(&directory, &program, &native);
+    // The race is under way whenever the guest forks.
+    let command = [program.as_str(), "400000"];
+    let native = Invocation::new(&program, &directory).args(&command[1..]).run();
+    for tier in ["full", "direct"] {
+        races(&directory, &["--tier", tier, "--race", "1000000"], &command, &native);
+        races(&directory, &["--tier", tier], &command, &native);
+    }
+}
+
 /// When the target of a loop's call changes, the loop's trace races again: it was judged when the guest
 /// did something else. If it loses, another one is made at once, which follows the new target.
 #[test]

@@ -114,7 +114,7 @@ impl Engine for Notes {
         self.handled = true;
     }
 
-    fn after_fork_child(&mut self) {
+    fn after_fork_child(&mut self, _context: &ThreadContext) {
         self.forked = true;
     }
 

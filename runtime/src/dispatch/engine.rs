@@ -75,7 +75,7 @@ impl Engine for Dispatcher {
         }
     }
 
-    fn after_fork_child(&mut self) {
+    fn after_fork_child(&mut self, context: &ThreadContext) {
         events::disconnect();
         if !self.copies_blocks() {
             self.selector.leave_heads_uncounted();
@@ -84,6 +84,7 @@ impl Engine for Dispatcher {
         self.in_place = InPlace::default();
         self.selector.traces.dispatch.clear();
         self.abandon(AbortReason::Flushed);
+        self.forget_race(context);
         self.compilations = Compilations::default();
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
         self.interp.inherit();

@@ -100,12 +100,20 @@ impl Rests {
             rest.changes += 1;
             return 0;
         }
-        let time = REST * LONGEST_REST.min(1 << rest.losses.min(63));
+        let time = length(rest.losses);
         rest.losses += 1;
         let until = now.saturating_add(time);
         rest.until = Some(until);
         self.next = Some(self.next.map_or(until, |next| next.min(until)));
         time
+    }
+
+    /// The thread's clock begins again: the rests do, too.
+    fn clock_begins_again(&mut self) {
+        for rest in self.heads.values_mut().filter(|rest| rest.until.is_some()) {
+            rest.until = Some(length(rest.losses - 1));
+        }
+        self.next = self.heads.values().filter_map(|rest| rest.until).min();
     }
 
     /// The heads whose rest has ended.
@@ -120,6 +128,11 @@ impl Rests {
         self.next = self.heads.values().filter_map(|rest| rest.until).min();
         ended
     }
+}
+
+/// For how many nanoseconds a head rests whose traces have lost so often before.
+fn length(losses: u32) -> u64 {
+    REST * LONGEST_REST.min(1 << losses.min(63))
 }
 
 /// The race of a thread.
@@ -242,6 +255,21 @@ impl Dispatcher {
         if let Some(mut fragments) = self.machine.fragments() {
             fragments.leave_races(self.peer.id());
         }
+    }
+
+    /// In a forked child, whose code cache is empty and has no patches leading to it: there is no race, nor
+    /// samples for it.
+    pub(super) fn forget_race(&mut self, context: &ThreadContext) {
+        if let Racing::Running(_) = std::mem::take(&mut self.racing) {
+            context.comes_out.store(self.machine.brings_out(), Ordering::Relaxed);
+        }
+        self.race_clock_begins_again();
+    }
+
+    /// This dispatcher is another thread's from now on, or that of a forked child: the thread's processor
+    /// time begins at 0.
+    pub(super) fn race_clock_begins_again(&mut self) {
+        self.rests.clock_begins_again();
     }
 
     /// Lets traces that were kept race again if they have got side traces since. The thread is outside.
@@ -554,6 +582,20 @@ mod tests {
         assert_eq!(rests.ended(REST + 5), [0x2000]);
         assert!(rests.ended(REST + 5).is_empty(), "it has ended");
         assert_eq!(rests.ended(u64::MAX), [0x1000]);
+        assert_eq!(rests.next, None);
+    }
+
+    #[test]
+    fn heads_rest_when_the_clock_begins_again() {
+        let mut rests = Rests::default();
+        for _ in 0..3 {
+            rests.lost(0x1000, 100 * REST, false);
+        }
+        rests.lost(0x2000, 100 * REST, false);
+        assert_eq!(rests.ended(101 * REST), [0x2000]);
+        rests.clock_begins_again();
+        assert!(rests.ended(4 * REST - 1).is_empty());
+        assert_eq!(rests.ended(4 * REST), [0x1000]);
         assert_eq!(rests.next, None);
     }
 

@@ -348,7 +348,7 @@ impl System {
         if request.flags & CLONE_CLEAR_SIGHAND != 0 {
             self.clear_handlers();
         }
-        engine.after_fork_child();
+        engine.after_fork_child(context);
         request.enter_child(context);
         closed.open(signal::host_mask(self.mask));
         Done::Registers

@@ -88,7 +88,7 @@ pub trait Engine: Code {
     fn faults_are_handled(&mut self);
 
     /// In the child of a fork, which has a copy of everything: gives it caches of its own.
-    fn after_fork_child(&mut self);
+    fn after_fork_child(&mut self, context: &ThreadContext);
 
     /// Runs a vfork child from `context.rip` on, without generating code. The child shares all
     /// memory with its suspended parent. It ends by [`crate::kernel::process::exit`],
