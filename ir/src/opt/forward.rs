@@ -11,6 +11,10 @@
 //! `private_memory`. A load that is replaced cannot have faulted: its bytes were accessed earlier
 //! in this entry, and mappings change only by system calls, which traces do not contain.
 //!
+//! What is computed from forwarded constants only is folded at once, since the address of a later access
+//! may depend on it: an inner loop over an array, whose counter is in memory, is walked once and not once
+//! for each of its iterations.
+//!
 //! Around a loop (PIR 4.2, "scope resolution", applied to guest memory) the pass is optimistic. It
 //! takes the slots known at the end of the peeled iteration whose address the loop does not change,
 //! and *assumes* that they are known at the loop's head, each as a new parameter of the loop block.
@@ -30,9 +34,10 @@
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise};
+use super::simplify::fold;
 use super::tree::{Saved, add_args, to_head};
 use crate::alias::{Access, Addresses, Location, Values, access};
-use crate::defs::Defs;
+use crate::defs::{Defs, Expr};
 use crate::op::Op;
 use crate::side_conditions::{SideCondition, holds};
 use crate::types::{Operand, Ty, Value};
@@ -195,6 +200,9 @@ impl Forward<'_> {
         for inst in insts {
             let mut inst = inst.clone();
             inst.args.iter_mut().for_each(|a| *a = rename(&self.replaced, *a));
+            if self.fold(&inst) {
+                continue;
+            }
             self.defs.note(&inst);
             match access(self.version, &inst) {
                 Access::None | Access::ReadUnknown => {}
@@ -214,6 +222,14 @@ impl Forward<'_> {
             out.push(inst);
         }
         out
+    }
+
+    /// Replaces an instruction over constants by its result.
+    fn fold(&mut self, inst: &Inst) -> bool {
+        let constant = Expr::of(inst).and_then(|expr| fold(&expr));
+        let (Some(constant), Some(def)) = (constant, inst.def()) else { return false };
+        self.replaced[def.index()] = Some(Operand::Const(constant));
+        true
     }
 
     fn locate(&mut self, inst: &Inst, size: u32) -> Option<Location> {

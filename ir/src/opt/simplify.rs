@@ -447,7 +447,7 @@ fn rank(o: Operand) -> u64 {
 
 /// The constant that an expression over constants equals. Flags stay instructions, because the
 /// emitter and the evaluator execute them and a flags constant has no instruction to execute.
-fn fold(expr: &Expr) -> Option<u64> {
+pub(super) fn fold(expr: &Expr) -> Option<u64> {
     if matches!(expr.op, Op::Flags(_)) {
         return None;
     }
