@@ -39,28 +39,29 @@ fn races(directory: &Path, options: &[&str], command: &[&str], native: &Outcome)
     races.clone()
 }
 
-/// The trace of this guest wins, loses, or never does either; the guest does the same.
-fn force_verdicts(directory: &Path, program: &str, native: &Outcome) {
+/// The trace of this guest wins, loses, or never does either; the guest does the same. Forced races count visits
+/// of the runtime, so they do not depend on time. Returns as [`guest`] does.
+fn force_verdicts(name: &str, source: &str) -> (PathBuf, String) {
+    let (directory, program) = guest(name, source);
+    let native = Invocation::new(&program, &directory).run();
+    assert_eq!(native.status, Status::Exited(0));
     let tiers: [&[&str]; 2] = [&["--tier", "full"], &["--tier", "direct", "--sample", "every=1"]];
     for tier in tiers {
         for (mode, verdict) in
             [("trace", Some("trace")), ("floor", Some("floor")), ("swap", None), ("off", None)]
         {
             let options = [tier, &["--threshold", "50", "--race", mode]].concat();
-            let races = races(directory, &options, &[program], native);
+            let races = races(&directory, &options, &[&program], &native);
             assert_eq!(races.is_empty(), verdict.is_none(), "{options:?}: {races:?}");
             assert!(races.iter().all(|race| race["verdict"].as_str() == verdict), "{races:?}");
         }
     }
+    (directory, program)
 }
 
-/// Forced races count visits of the runtime, so they do not depend on time.
 #[test]
 fn forced_verdicts_change_nothing_but_speed() {
-    let (directory, program) = guest("forced", "interpreter");
-    let native = Invocation::new(&program, &directory).run();
-    assert_eq!(native.status, Status::Exited(0));
-    force_verdicts(&directory, &program, &native);
+    force_verdicts("forced", "interpreter");
 }
 
 /// A race that is measured ends with a verdict that agrees with what was measured.
@@ -95,10 +96,7 @@ fn agrees(race: &Value) {
 /// their races to others.
 #[test]
 fn threads_race() {
-    let (directory, program) = guest("threads", "threads");
-    let native = Invocation::new(&program, &directory).run();
-    assert_eq!(native.status, Status::Exited(0));
-    force_verdicts(&directory, &program, &native);
+    let (directory, program) = force_verdicts("threads", "threads");
     let command = [program.as_str(), "60000"];
     let native = Invocation::new(&program, &directory).args(&command[1..]).run();
     for options in [["--tier", "full"], ["--tier", "direct"]] {
@@ -110,10 +108,7 @@ fn threads_race() {
 /// begun again.
 #[test]
 fn children_race() {
-    let (directory, program) = guest("forks", "forks");
-    let native = Invocation::new(&program, &directory).run();
-    assert_eq!(native.status, Status::Exited(0));
-    force_verdicts(&directory, &program, &native);
+    let (directory, program) = force_verdicts("forks", "forks");
     // The race is under way whenever the guest forks.
     let command = [program.as_str(), "400000"];
     let native = Invocation::new(&program, &directory).args(&command[1..]).run();

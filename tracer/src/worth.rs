@@ -54,7 +54,8 @@ const PASSING: i64 = 10;
 /// Cost of an exit to a side trace.
 const SIDE_EXIT: i64 = 8;
 /// Percent of the blocks' cost that a loop must save. The unit does not know that a value which goes through
-/// memory around a loop comes late, so a loop may save more than that: the race finds out.
+/// memory around a loop comes late, so a loop may save more than that: the race finds out. (Measured on the
+/// kernel `sieve` at -O0, one of whose loops saves 6 %: .84 of the native time with its trace, .90 without.)
 const LEAST: i64 = 4;
 /// The same for a tree.
 const LEAST_TREE: i64 = 10;

@@ -11,9 +11,9 @@
 //! `private_memory`. A load that is replaced cannot have faulted: its bytes were accessed earlier
 //! in this entry, and mappings change only by system calls, which traces do not contain.
 //!
-//! What is computed from forwarded constants only is folded at once, since the address of a later access
-//! may depend on it: an inner loop over an array, whose counter is in memory, is walked once and not once
-//! for each of its iterations.
+//! What is computed from constants only is folded at once, since the address of a later access may depend on
+//! it. Otherwise each run of the pass would understand one more iteration of a recorded inner loop over an array
+//! whose counter is in memory.
 //!
 //! Around a loop (PIR 4.2, "scope resolution", applied to guest memory) the pass is optimistic. It
 //! takes the slots known at the end of the peeled iteration whose address the loop does not change,

@@ -50,7 +50,7 @@ impl ThreadBody for IdleDispatcher {
 
     fn park(mut self: Box<Self>) {
         self.dispatcher.abandon(AbortReason::Signal);
-        self.dispatcher.race_clock_begins_again();
+        self.dispatcher.rests.clock_begins_again();
         let machine = self.dispatcher.machine;
         machine.keep_idle(*self);
     }

@@ -108,8 +108,9 @@ impl Rests {
         time
     }
 
-    /// The thread's clock begins again: the rests do, too.
-    fn clock_begins_again(&mut self) {
+    /// The dispatcher is another thread's from now on, or that of a forked child. The thread's processor time
+    /// begins at 0, and so do the rests.
+    pub fn clock_begins_again(&mut self) {
         for rest in self.heads.values_mut().filter(|rest| rest.until.is_some()) {
             rest.until = Some(length(rest.losses - 1));
         }
@@ -263,12 +264,6 @@ impl Dispatcher {
         if let Racing::Running(_) = std::mem::take(&mut self.racing) {
             context.comes_out.store(self.machine.brings_out(), Ordering::Relaxed);
         }
-        self.race_clock_begins_again();
-    }
-
-    /// This dispatcher is another thread's from now on, or that of a forked child: the thread's processor
-    /// time begins at 0.
-    pub(super) fn race_clock_begins_again(&mut self) {
         self.rests.clock_begins_again();
     }
 
