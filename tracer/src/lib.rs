@@ -15,6 +15,7 @@
 //! * [`short_loops`]: loops so short and regular that they are unrolled into the traces around
 //!   them.
 //! * [`placement`]: which assumptions a trace makes, and where their guards stand.
+//! * [`race`]: judges traces by measurement; `advances`: counts iterations where no instruction does.
 //! * [`policy`]: the numbers and choices that a study may exchange.
 //!
 //! The crate has no global state and takes no lock. Each guest thread has a [`TraceSelector`] and
@@ -32,6 +33,7 @@
 //! the version t1 with two assumes is built              build, entry_guards, placement
 //! ```
 
+mod advances;
 pub mod assumptions;
 pub mod build;
 mod closing;

@@ -13,6 +13,11 @@
 //! counting is not subtracted. In a short loop it takes nothing that matters
 //! (`emitter/src/codegen/loop_starts.rs`).
 //!
+//! No detour at all is taken where words of the guest's tell the number of iterations ([`crate::advances`]). So at
+//! first each round has a fourth window, of the floor on which nothing counts. If after some rounds words are found
+//! that tell its starts, its time is the floor's, and nothing is counted twice any more; if not, there are no such windows
+//! any more.
+//!
 //! What disturbs all windows of a round disturbs no difference of their times, so the error is that of the
 //! differences.
 //!
@@ -36,6 +41,8 @@
 //!   2       84     129     132
 //!   …                                 → 83 against 127: the trace wins
 //! ```
+
+use crate::advances::{Advances, Fit};
 
 /// Rounds before a verdict (guess; fewer decide by chance, more cost what the slower side loses).
 const LEAST_ROUNDS: usize = 6;
@@ -66,6 +73,14 @@ const MISSED_WINDOWS: u32 = 3;
 /// A window of the floor is at the end of a phase if a start takes more than this many times as long as in
 /// the fastest quarter of them (guess; fewer leave out what is irregular, and it takes more rounds).
 const SPARSE: u128 = 2;
+/// So many rounds at most look for words that tell the starts of windows that are not counted (guess; with
+/// more, a race takes longer for nothing).
+const MOST_LEARNING: usize = 5;
+/// So many more rounds than others, at most, have such a window whose starts they do not tell (guess, as above).
+const MOST_UNTOLD: usize = 1;
+/// On the floor without counting there are at least this many fifths of the starts that there are with it in the same
+/// time, and at most [`MOST_DETOUR`] times as many.
+const LEAST_FIFTHS: u128 = 4;
 /// The race begins anew at most this many times, when the trace has got side traces (guess).
 const MOST_RESTARTS: u32 = 4;
 /// A difference is obvious if it is more than this many times its error, and than so many twentieths of
@@ -89,7 +104,14 @@ pub enum Side {
     Floor,
     /// The same, counted twice.
     FloorTwice,
+    /// The same, not counted.
+    FloorUncounted,
 }
+
+/// The sides of a race whose floor is counted.
+const COUNTED: [Side; 3] = [Side::Trace, Side::Floor, Side::FloorTwice];
+/// The number of all sides.
+const SIDES: usize = 4;
 
 /// How a race has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,6 +133,8 @@ pub struct Judgement {
     pub times: [i64; 2],
     /// The same for the floor as it was measured: counted once, and twice.
     pub counted: [i64; 2],
+    /// The floor's time is that of windows that were not counted.
+    pub is_told: bool,
     /// Half of the interval in which the difference of the two lies with some 95 % certainty.
     pub error: i64,
     /// Rounds.
@@ -132,17 +156,17 @@ pub enum Next {
 #[derive(Debug)]
 pub struct Race {
     /// The order of the sides in this round, and the number of its windows so far.
-    order: [Side; 3],
+    order: Vec<Side>,
     done: usize,
-    /// The windows of each round, by [`Side`].
-    rounds: Vec<[Window; 3]>,
-    /// Those of this round.
-    round: [Window; 3],
-    /// The window so far, and how often it was extended.
+    rounds: Vec<Round>,
+    round: Round,
+    /// The window so far, how the guest's words have changed in it, and how often it was extended.
     window: Window,
+    changes: Vec<u32>,
     extensions: u32,
     /// Windows that had too few starts in the end, by [`Side`].
-    empty: [u32; 3],
+    empty: [u32; SIDES],
+    telling: Telling,
     restarts: u32,
     random: u64,
     /// The number of rounds, if it is fixed.
@@ -151,24 +175,49 @@ pub struct Race {
     is_promised: bool,
 }
 
+/// What a round has measured.
+#[derive(Clone, Default, Debug)]
+struct Round {
+    /// By [`Side`].
+    windows: [Window; SIDES],
+    /// How the guest's words have changed in the window that was not counted.
+    uncounted: Vec<u32>,
+}
+
+/// Do words of the guest's tell the starts of windows that are not counted?
+#[derive(Debug)]
+enum Telling {
+    /// That is not known yet.
+    Learning(Advances),
+    /// These do. In so many rounds they did not.
+    Told(Fit, usize),
+    /// None do.
+    Nothing,
+}
+
 impl Race {
     /// A race that has not begun. The order of the sides follows from `seed`. It ends after `fixed`
-    /// rounds, or when the verdict is certain. If the model says that the trace is faster, `is_promised`.
-    pub fn new(seed: u64, fixed: Option<usize>, is_promised: bool) -> Race {
+    /// rounds, or when the verdict is certain. If the model says that the trace is faster, `is_promised`. If
+    /// words of the guest's may tell starts, `may_tell`.
+    pub fn new(seed: u64, fixed: Option<usize>, is_promised: bool, may_tell: bool) -> Race {
+        let learning = Telling::Learning(Advances::default());
+        let uncounted = may_tell.then_some(Side::FloorUncounted);
         let mut race = Race {
-            order: [Side::Trace, Side::Floor, Side::FloorTwice],
+            order: COUNTED.into_iter().chain(uncounted).collect(),
             done: 0,
             rounds: Vec::with_capacity(MOST_ROUNDS),
-            round: [Window::default(); 3],
+            round: Round::default(),
             window: Window::default(),
+            changes: Vec::new(),
             extensions: 0,
-            empty: [0; 3],
+            empty: [0; SIDES],
+            telling: if may_tell { learning } else { Telling::Nothing },
             restarts: 0,
             random: seed | 1,
             fixed,
             is_promised,
         };
-        race.shuffle();
+        race.begin_round();
         race
     }
 
@@ -184,20 +233,26 @@ impl Race {
             self.rounds.clear();
             self.done = 0;
         }
-        self.window = Window::default();
+        self.spoil();
     }
 
     /// Forgets the window under way, in which something else took time. It begins again.
     pub fn spoil(&mut self) {
         self.window = Window::default();
+        self.changes.clear();
     }
 
-    /// The window under way has seen this many starts in this many nanoseconds of processor time,
-    /// since it began or was extended last.
-    pub fn measured(&mut self, starts: u64, nanoseconds: u64) -> Next {
+    /// The window under way has seen this many starts in this many nanoseconds of processor time, and words of the
+    /// guest's have changed by `changes`, since it began or was extended last.
+    pub fn measured(&mut self, starts: u64, nanoseconds: u64, changes: &[u32]) -> Next {
         self.window.starts += starts;
         self.window.nanoseconds += nanoseconds;
-        if self.window.starts < LEAST_STARTS {
+        self.changes.resize(changes.len(), 0);
+        for (sum, change) in self.changes.iter_mut().zip(changes) {
+            *sum = sum.wrapping_add(*change);
+        }
+        let is_counted = self.side() != Side::FloorUncounted;
+        if is_counted && self.window.starts < LEAST_STARTS {
             self.extensions += 1;
             let is_empty = self.window.starts == 0;
             if self.extensions <= if is_empty { MOST_BEGINNINGS } else { MOST_EXTENSIONS } {
@@ -213,33 +268,74 @@ impl Race {
             if self.empty.iter().sum::<u32>() > MOST_EMPTY {
                 return Next::Ended(self.judgement(Verdict::Cold));
             }
-            (self.window, self.extensions, self.done) = (Window::default(), 0, 0);
-            self.shuffle();
+            self.extensions = 0;
+            self.spoil();
+            self.begin_round();
             return Next::Window(self.side());
         }
         self.extensions = 0;
-        self.round[self.side() as usize] = std::mem::take(&mut self.window);
+        let window = std::mem::take(&mut self.window);
+        let changes = std::mem::take(&mut self.changes);
+        match &mut self.telling {
+            _ if !is_counted => self.round.uncounted = changes,
+            Telling::Learning(advances) => advances.learn(changes, window.starts),
+            Telling::Told(..) | Telling::Nothing => {}
+        }
+        let side = self.side();
+        self.round.windows[side as usize] = window;
         self.done += 1;
         if self.done == self.order.len() {
-            self.rounds.push(self.round);
+            self.rounds.push(std::mem::take(&mut self.round));
+            self.tell();
             if let Some(verdict) = self.verdict() {
                 return Next::Ended(self.judgement(verdict));
             }
-            self.done = 0;
-            self.shuffle();
+            self.begin_round();
         }
         Next::Window(self.side())
+    }
+
+    /// Finds out how many starts there were in windows that were not counted, if words tell it.
+    fn tell(&mut self) {
+        if let Telling::Learning(advances) = &self.telling {
+            let dropped = match advances.fit() {
+                Some(fit) => {
+                    self.telling = Telling::Told(fit, 0);
+                    Side::FloorTwice
+                }
+                None if self.rounds.len() < MOST_LEARNING => return,
+                None => {
+                    self.telling = Telling::Nothing;
+                    Side::FloorUncounted
+                }
+            };
+            self.order.retain(|side| *side != dropped);
+        }
+        let Telling::Told(fit, untold) = &mut self.telling else { return };
+        let all = self.rounds.len();
+        self.rounds.retain_mut(|round| round.is_told_by(fit));
+        *untold += all - self.rounds.len();
+        if *untold > self.rounds.len() + MOST_UNTOLD {
+            self.telling = Telling::Nothing;
+            self.order = COUNTED.to_vec();
+            self.rounds.clear();
+        }
+    }
+
+    /// Are the floor's times those of windows that were not counted?
+    fn is_told(&self) -> bool {
+        matches!(self.telling, Telling::Told(..))
     }
 
     /// The verdict if the guest does not come to the trace, although it comes to its floor. Its head's
     /// patch may have been withdrawn.
     fn missed(&self) -> Option<Judgement> {
-        let [trace, once, twice] = self.empty;
+        let [trace, once, twice, _] = self.empty;
         if self.side() != Side::Trace || trace < MISSED_WINDOWS * (1 + once.max(twice)) {
             return None;
         }
         // That of an earlier round, perhaps.
-        let (floor, trace) = (self.round[Side::Floor as usize], self.window);
+        let (floor, trace) = (self.round.windows[Side::Floor as usize], self.window);
         // An empty window is the last of several that were as long.
         let windows = if trace.starts == 0 { self.extensions } else { 1 };
         let expected =
@@ -252,8 +348,9 @@ impl Race {
         })
     }
 
-    /// Chooses the order of the next round.
-    fn shuffle(&mut self) {
+    /// Begins a round, and chooses the order of its windows.
+    fn begin_round(&mut self) {
+        self.done = 0;
         for last in (1..self.order.len()).rev() {
             // Xorshift.
             self.random ^= self.random << 13;
@@ -293,19 +390,20 @@ impl Race {
 
     /// The rounds without as many of the slowest windows of each side as are sparse on the floor. The others
     /// are put together in the order of time.
-    fn dense_rounds(&self) -> Vec<[Window; 3]> {
-        let windows = |side: Side| self.rounds.iter().map(move |round| round[side as usize]);
+    fn dense_rounds(&self) -> Vec<[Window; SIDES]> {
+        let windows = |side: usize| self.rounds.iter().map(move |round| round.windows[side]);
         let sparse = |side: Side| {
-            let mut windows: Vec<Window> = windows(side).collect();
+            let mut windows: Vec<Window> = windows(side as usize).collect();
             windows.sort_by(Window::cmp_time);
             let fast = windows.get(windows.len() / 4).copied().unwrap_or_default();
             windows.iter().filter(|window| window.takes_more_than(SPARSE, fast)).count()
         };
+        let other = if self.is_told() { Side::FloorUncounted } else { Side::FloorTwice };
         let sparse = match self.fixed {
             Some(_) => 0,
-            None => sparse(Side::Floor).max(sparse(Side::FloorTwice)),
+            None => sparse(Side::Floor).max(sparse(other)),
         };
-        let dense = [Side::Trace, Side::Floor, Side::FloorTwice].map(|side| {
+        let dense = [0, 1, 2, 3].map(|side| {
             let mut numbered: Vec<(usize, Window)> = windows(side).enumerate().collect();
             numbered.sort_by(|a, b| a.1.cmp_time(&b.1));
             numbered.truncate(self.rounds.len() - sparse);
@@ -317,33 +415,40 @@ impl Race {
 
     fn judgement(&self, verdict: Verdict) -> Judgement {
         let rounds = self.dense_rounds();
-        let rates = |side: Side| Rate::of(rounds.iter().map(|round| round[side as usize]));
-        let rates = [Side::Trace, Side::Floor, Side::FloorTwice].map(rates);
-        let [trace, once, twice] = rates.each_ref().map(|rate| rate.time);
+        let rates = [0, 1, 2, 3].map(|side| Rate::of(rounds.iter().map(|round| round[side])));
+        let [trace, once, twice, uncounted] = rates.each_ref().map(|rate| rate.time);
         let detour = (twice - once).clamp(0, once);
-        let subtracted = match self.is_promised {
-            true => detour / 2,
-            false => detour.max(LEAST_DETOUR).min(once - once / MOST_DETOUR),
+        let is_told = self.is_told();
+        let floor = match self.is_promised {
+            _ if is_told => uncounted,
+            true => once - detour / 2,
+            false => once - detour.max(LEAST_DETOUR).min(once - once / MOST_DETOUR),
         };
         Judgement {
             verdict,
-            times: [trace, once - subtracted],
+            times: [trace, floor],
             counted: [once, twice],
+            is_told,
             error: self.error_of(&rounds, &rates),
             rounds: rounds.len(),
         }
     }
 
-    /// Half of the interval of some 95 % of the difference of the two times, which is 3/2 of once, less 1/2 of
-    /// twice, or two of once, less one of twice, less the trace's: by the standard error of a sum of
+    /// Half of the interval of some 95 % of the difference of the two times, which is the floor's, or 3/2 of once,
+    /// less 1/2 of twice, or two of once, less one of twice, less the trace's: by the standard error of a sum of
     /// ratios, to first order, times Student's t, roughly, since of few rounds the standard error is known
     /// badly.
-    fn error_of(&self, rounds: &[[Window; 3]], rates: &[Rate; 3]) -> i64 {
-        const PROMISED: [i128; 3] = [-2, 3, -1];
-        const OTHER: [i128; 3] = [-2, 4, -2];
-        let factors = if self.is_promised { PROMISED } else { OTHER };
+    fn error_of(&self, rounds: &[[Window; SIDES]], rates: &[Rate; SIDES]) -> i64 {
+        const TOLD: [i128; SIDES] = [-2, 0, 0, 2];
+        const PROMISED: [i128; SIDES] = [-2, 3, -1, 0];
+        const OTHER: [i128; SIDES] = [-2, 4, -2, 0];
+        let factors = match self.is_promised {
+            _ if self.is_told() => TOLD,
+            true => PROMISED,
+            false => OTHER,
+        };
         let n = rounds.len() as i128;
-        let rest = |round: &[Window; 3]| {
+        let rest = |round: &[Window; SIDES]| {
             let sides = round.iter().zip(rates).zip(factors);
             sides.map(|((window, rate), halves)| halves * rate.rest(*window)).sum::<i128>() / 2
         };
@@ -353,6 +458,19 @@ impl Race {
         let square = sum / (n * (n - 1)).max(1);
         let error = square.isqrt() * (2 * n + 6) / n.max(1);
         i64::try_from(error).unwrap_or(i64::MAX / 8)
+    }
+}
+
+impl Round {
+    /// Do these words tell the starts in the window that was not counted? Notes them.
+    fn is_told_by(&mut self, fit: &Fit) -> bool {
+        let [_, counted, _, uncounted] = &mut self.windows;
+        let expected = u128::from(counted.starts) * u128::from(uncounted.nanoseconds)
+            / u128::from(counted.nanoseconds.max(1));
+        let possible = expected * LEAST_FIFTHS / 5..=expected * MOST_DETOUR as u128;
+        let told = fit.starts(&self.uncounted).filter(|n| possible.contains(&u128::from(*n)));
+        uncounted.starts = told.unwrap_or(0);
+        told.is_some_and(|starts| starts > 0)
     }
 }
 
@@ -416,7 +534,7 @@ mod tests {
     /// Runs a race in which a start takes these picoseconds on each side, with noise of this many
     /// percent.
     fn race(times: [u64; 3], noise: u64) -> Judgement {
-        race_of(Race::new(7, None, true), times, noise)
+        race_of(Race::new(7, None, true, false), times, noise)
     }
 
     fn race_of(mut race: Race, times: [u64; 3], noise: u64) -> Judgement {
@@ -426,7 +544,7 @@ mod tests {
             let time = times[race.side() as usize];
             let percent = 100 + (random >> 33) % (2 * noise + 1) - noise;
             let starts = 4_000_000_000 / time;
-            match race.measured(starts, starts * time * percent / 100 / 1000) {
+            match race.measured(starts, starts * time * percent / 100 / 1000, &[]) {
                 Next::Ended(judgement) => return judgement,
                 Next::Extend => panic!("{starts} starts are enough"),
                 Next::Window(_) => {}
@@ -450,20 +568,55 @@ mod tests {
         assert_eq!(judged.verdict, Verdict::Floor, "{judged:?}");
         assert!((1900..2100).contains(&judged.times[1]), "{judged:?}");
         assert_eq!(race([1_800, 3_000, 5_000], 1).verdict, Verdict::Trace);
-        let judged = race_of(Race::new(7, None, false), [1_800, 3_000, 5_000], 1);
+        let judged = race_of(Race::new(7, None, false, false), [1_800, 3_000, 5_000], 1);
         assert_eq!(judged.verdict, Verdict::Floor, "nobody says that it is faster: {judged:?}");
-        let judged = race_of(Race::new(7, None, false), [1_900, 3_500, 3_500], 1);
+        let judged = race_of(Race::new(7, None, false, false), [1_900, 3_500, 3_500], 1);
         assert_eq!(judged.verdict, Verdict::Floor, "the way to the gate: {judged:?}");
+    }
+
+    /// Runs a race in which a start takes these picoseconds on each side, and a loop of the guest's with this many
+    /// iterations is in another.
+    fn told_race(times: [u64; SIDES], length: u64) -> Judgement {
+        let mut race = Race::new(7, None, true, true);
+        let mut at = 0;
+        loop {
+            let side = race.side();
+            let starts = 3_000_000_000 / times[side as usize];
+            let words =
+                |at: u64| [(at % length) as u32, (at / length) as u32, (at * at / 4711) as u32];
+            let before = words(at);
+            at += starts;
+            let after = words(at);
+            let changes = [0, 1, 2].map(|word: usize| after[word].wrapping_sub(before[word]));
+            let counted = if side == Side::FloorUncounted { 0 } else { starts };
+            let noise = 3_000 * (starts % 7 + at % 5);
+            match race.measured(counted, 3_000_000 + noise, &changes) {
+                Next::Ended(judgement) => return judgement,
+                Next::Extend => panic!("{starts} starts are enough"),
+                Next::Window(_) => {}
+            }
+        }
+    }
+
+    #[test]
+    fn words_of_the_guest_tell_the_floor_without_a_detour() {
+        for length in [u64::MAX, 3_000_000, 49_152, 1000] {
+            let judged = told_race([13_000, 20_000, 20_100, 12_000], length);
+            assert_eq!((judged.verdict, judged.is_told), (Verdict::Floor, true), "{judged:?}");
+            assert!((11_900..12_100).contains(&judged.times[1]), "{judged:?}");
+            let judged = told_race([10_000, 20_000, 20_100, 12_000], length);
+            assert_eq!((judged.verdict, judged.is_told), (Verdict::Trace, true), "{judged:?}");
+        }
     }
 
     #[test]
     fn what_disturbs_all_sides_alike_is_no_error() {
-        let mut race = Race::new(7, None, true);
+        let mut race = Race::new(7, None, true, false);
         let judged = loop {
             let time = [90, 100, 101][race.side() as usize];
             // Every other round takes twice as long.
             let factor = 1 + race.rounds.len() as u64 % 2;
-            match race.measured(1000, 1000 * time * factor) {
+            match race.measured(1000, 1000 * time * factor, &[]) {
                 Next::Ended(judgement) => break judgement,
                 Next::Extend => panic!("enough starts"),
                 Next::Window(_) => {}
@@ -484,10 +637,10 @@ mod tests {
     #[test]
     fn a_trace_that_the_guest_does_not_come_to_loses() {
         for on_trace in [0, 1] {
-            let mut race = Race::new(7, None, true);
+            let mut race = Race::new(7, None, true, false);
             let judged = loop {
                 let starts = if race.side() == Side::Trace { on_trace } else { 1000 };
-                match race.measured(starts, 3_000_000) {
+                match race.measured(starts, 3_000_000, &[]) {
                     Next::Ended(judgement) => break judgement,
                     Next::Extend | Next::Window(_) => {}
                 }
@@ -506,10 +659,10 @@ mod tests {
 
     #[test]
     fn a_region_that_is_not_hot_any_more_is_not_judged() {
-        let mut race = Race::new(1, None, true);
+        let mut race = Race::new(1, None, true, false);
         let (mut extended, mut windows) = (0, 1);
         let judged = loop {
-            match race.measured(0, 4_000_000) {
+            match race.measured(0, 4_000_000, &[]) {
                 Next::Extend => extended += 1,
                 Next::Ended(judged) => break judged,
                 Next::Window(_) => windows += 1,
@@ -522,7 +675,7 @@ mod tests {
     /// A guest that comes to the head, as on both sides it takes these picoseconds, for `on` windows, and then
     /// goes elsewhere for `off`; a window between them has a part of each.
     fn race_in_phases(times: [u64; 3], on: u64, off: u64) -> Judgement {
-        let mut race = Race::new(11, None, true);
+        let mut race = Race::new(11, None, true, false);
         let mut random = 4711u64;
         let mut at = 0;
         loop {
@@ -533,7 +686,7 @@ mod tests {
             let window = 900 + (random >> 33) % 200;
             at += window;
             let starts = 3_000_000_000 / times[race.side() as usize] * there * window / 1_000_000;
-            match race.measured(starts, 3_000 * window) {
+            match race.measured(starts, 3_000 * window, &[]) {
                 Next::Ended(judgement) => return judgement,
                 Next::Extend | Next::Window(_) => {}
             }
@@ -553,16 +706,16 @@ mod tests {
     /// Where the floor is regular, the trace's slow windows are its own.
     #[test]
     fn what_is_slow_on_one_side_counts() {
-        let mut race = Race::new(7, None, true);
+        let mut race = Race::new(7, None, true, false);
         let mut n = 0;
         let judged = loop {
             n += 1;
             let time = match race.side() {
                 Side::Trace if n % 2 == 0 => 400,
                 Side::Trace => 50,
-                Side::Floor | Side::FloorTwice => 100 + n % 3,
+                Side::Floor | Side::FloorTwice | Side::FloorUncounted => 100 + n % 3,
             };
-            match race.measured(1000, 1000 * time) {
+            match race.measured(1000, 1000 * time, &[]) {
                 Next::Ended(judgement) => break judgement,
                 Next::Extend | Next::Window(_) => {}
             }
@@ -573,11 +726,11 @@ mod tests {
     #[test]
     fn a_fixed_number_of_rounds_is_kept() {
         for (time, verdict) in [(500, Verdict::Trace), (1000, Verdict::Floor)] {
-            let mut race = Race::new(5, Some(2), true);
+            let mut race = Race::new(5, Some(2), true, false);
             let judged = loop {
                 let side = race.side();
                 let nanoseconds = if side == Side::Trace { 1000 * time } else { 1_000_000 };
-                match race.measured(1000, nanoseconds) {
+                match race.measured(1000, nanoseconds, &[]) {
                     Next::Ended(judged) => break judged,
                     Next::Extend | Next::Window(_) => {}
                 }
@@ -588,14 +741,14 @@ mod tests {
 
     #[test]
     fn every_round_has_every_side() {
-        let mut race = Race::new(3, None, true);
+        let mut race = Race::new(3, None, true, false);
         for _ in 0..LEAST_ROUNDS - 1 {
-            let mut seen = [false; 3];
+            let mut seen = [false; SIDES];
             for _ in 0..3 {
                 seen[race.side() as usize] = true;
-                assert!(matches!(race.measured(1000, 1000), Next::Window(_)));
+                assert!(matches!(race.measured(1000, 1000, &[]), Next::Window(_)));
             }
-            assert_eq!(seen, [true; 3]);
+            assert_eq!(seen, [true, true, true, false]);
         }
         race.spoil();
         race.restart();

@@ -100,7 +100,7 @@ pub(super) struct Patch {
 }
 
 /// A patch that is to be written.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NewPatch {
     /// What it is for.
     pub purpose: Purpose,
@@ -370,6 +370,12 @@ impl Patches {
         self.all.insert(site, patch);
     }
 
+    /// Where the patch stands by which the guest enters the trace at `head`.
+    fn entering(&self, head: u64) -> Option<u64> {
+        let at_head = self.all.get(&head).is_some_and(|patch| patch.purpose == Purpose::Trace);
+        if at_head { Some(head) } else { self.back_edges.get(&head).copied() }
+    }
+
     /// Takes a patch back.
     fn remove(&mut self, site: u64) {
         let Some(patch) = self.all.get(&site).copied() else { return };
@@ -469,10 +475,11 @@ pub fn take_back_from(head: u64) {
     }
 }
 
-/// Takes the patch at `site` back, for a while. Returns it for [`write()`], before which the caller finds
-/// out whether the guest's bytes are still the same.
-pub fn take_out(site: u64) -> Option<NewPatch> {
+/// Takes the patch back, for a while, by which the guest enters the trace at `head`. Returns where it stood, and
+/// the patch for [`write()`], before which the caller finds out whether the guest's bytes are still the same.
+pub fn take_out(head: u64) -> Option<(u64, NewPatch)> {
     let mut patches = lock(&PATCHES);
+    let site = patches.entering(head)?;
     let patch = *patches.all.get(&site)?;
     let new = NewPatch {
         purpose: patch.purpose,
@@ -482,7 +489,7 @@ pub fn take_out(site: u64) -> Option<NewPatch> {
         to: patch.leads_to(site),
     };
     patches.remove(site);
-    Some(new)
+    Some((site, new))
 }
 
 /// Takes all patches of calls back.
@@ -533,9 +540,7 @@ pub fn enters_trace(head: u64) -> bool {
     if !ANY.load(Ordering::Relaxed) {
         return false;
     }
-    let patches = lock(&PATCHES);
-    let at_head = patches.all.get(&head).is_some_and(|patch| patch.purpose == Purpose::Trace);
-    at_head || patches.back_edges.contains_key(&head)
+    lock(&PATCHES).entering(head).is_some()
 }
 
 /// Is the guest's instruction at `pc` not to be executed where it stands? A trace's patch begins

@@ -165,6 +165,16 @@ fn displaced(pc: u64, code: &dyn Fetch) -> Option<Displaced> {
     Some(Displaced { own, inner, end: here })
 }
 
+/// A patch of the back edge in `pc..end`, which still leads to `head`; none if it cannot have one.
+fn back_edge_patch(pc: u64, end: u64, head: u64) -> Option<NewPatch> {
+    let mut own = [0; LEN + 1];
+    let own = own.get_mut(..(end - pc) as usize)?;
+    if memory::fetch_code(pc, own) != own.len() {
+        return None;
+    }
+    NewPatch::of_back_edge(pc, own, head)
+}
+
 impl Dispatcher {
     /// Lets guest code in place enter the trace at the wanted head, if a patch can stand there. The
     /// thread is outside.
@@ -196,16 +206,11 @@ impl Dispatcher {
         if !patches::may_stand(pages, &(pc..end)) || patches::are_in(&(pc..end)) {
             return false;
         }
-        let mut own = [0; patches::LEN + 1];
-        let Some(own) = own.get_mut(..(end - pc) as usize) else { return false };
-        if memory::fetch_code(pc, own) != own.len() {
-            return false;
-        }
+        let Some(patch) = back_edge_patch(pc, end, head) else { return false };
         let Some(mut fragments) = self.machine.fragments() else { return false };
         if fragments.first_version(head).is_none() {
             return false;
         }
-        let Some(patch) = NewPatch::of_back_edge(pc, own, head) else { return false };
         let Some(to) = fragments.entrance_beside(head, &*code) else { return false };
         let written = patches::write(pc, NewPatch { to, ..patch });
         if written {
@@ -256,11 +261,18 @@ impl Dispatcher {
     /// changed. What it leads to has not been dropped. The thread is outside, and the caller has the
     /// exclusive right to change code.
     pub(super) fn patch_again(&self, pc: u64, patch: NewPatch) -> bool {
-        let code = self.interp.code();
-        displaced(pc, &*code).is_some_and(|Displaced { own, inner, end }| {
-            let is_same = (own, inner, end) == (patch.own, patch.inner, patch.end);
-            is_same && patches::may_stand(&self.machine.pages, &(pc..end))
-        }) && patches::write(pc, patch)
+        let is_same = match patch.purpose {
+            Purpose::BackEdge(head) => back_edge_patch(pc, patch.end, head)
+                .is_some_and(|now| NewPatch { to: patch.to, ..now } == patch),
+            Purpose::Trace | Purpose::Call => {
+                displaced(pc, &*self.interp.code()).is_some_and(|now| {
+                    (now.own, now.inner, now.end) == (patch.own, patch.inner, patch.end)
+                })
+            }
+        };
+        is_same
+            && patches::may_stand(&self.machine.pages, &(pc..patch.end))
+            && patches::write(pc, patch)
     }
 }
 

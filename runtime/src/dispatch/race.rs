@@ -18,7 +18,8 @@
 //! made at once ([`Rests`]).
 //!
 //! Where starts are counted at a *gate apart* ([`super::fragments::Racer::gate_apart`]), code in place has
-//! a patch there during the race, and none at the head while the floor runs.
+//! a patch there during the race, and none at the head while the floor runs. Elsewhere there is no patch
+//! while the floor runs uncounted: then [`words`] may tell its starts.
 //!
 //! One race runs in the process, on one thread, whose starts and time are measured
 //! (`super::fragments::turns`). Other threads go where the links and patches lead, too, and count in words
@@ -33,6 +34,9 @@
 //! 4 ms later a sample brings the thread out, `step_race` measures 40,000 starts, and leads links to
 //! the floor.
 
+mod words;
+
+use self::words::Words;
 use super::fragments::{Fragments, Racer};
 use super::{Dispatcher, real_time, thread_time};
 use crate::changes::patches::{self, NewPatch};
@@ -156,6 +160,9 @@ pub(super) struct Running {
     /// The processor time and the starts when the window began or was extended.
     since: u64,
     starts: u64,
+    /// The guest's words at that time, and where they are.
+    before: Vec<u32>,
+    words: Words,
     windows: u32,
     /// Did the race start the samples?
     samples: bool,
@@ -165,8 +172,8 @@ pub(super) struct Running {
     disturbed: bool,
     /// The windows that have begun again because of that.
     disturbances: u32,
-    /// The patch at the head, while it is taken out: the floor runs without it.
-    out: Option<NewPatch>,
+    /// The patch that leads to the trace, and where it stood, while it is taken out: the floor runs without it.
+    out: Option<(u64, NewPatch)>,
     /// [`Fragments::generation`] when the race began.
     generation: u64,
     /// [`Fragments::extensions`] when the race began: another thread may have extended the trace since.
@@ -374,7 +381,9 @@ impl Dispatcher {
             return self.close_gate(&racer);
         }
         context.comes_out.store(!by_visits, Ordering::Relaxed);
-        let race = Race::new(racer.pc, self.machine.config.race.rounds(), racer.is_promised);
+        let may_tell = racer.gate_apart().is_none();
+        let race =
+            Race::new(racer.pc, self.machine.config.race.rounds(), racer.is_promised, may_tell);
         let (side, generation) = (race.side(), fragments.generation());
         let extensions = fragments.extensions();
         drop(fragments);
@@ -383,6 +392,8 @@ impl Dispatcher {
             race,
             since: 0,
             starts: 0,
+            before: Vec::new(),
+            words: Words::of(context),
             windows: 0,
             samples,
             anew: false,
@@ -399,13 +410,17 @@ impl Dispatcher {
     /// A window of this side begins: links and patches lead there.
     fn lead(&mut self, running: &mut Running, side: Side, context: &ThreadContext) {
         let racer = running.racer;
-        if self.machine.is_direct() && racer.gate_apart().is_some() {
+        let takes_out = match side {
+            Side::Trace => false,
+            Side::Floor | Side::FloorTwice => racer.gate_apart().is_some(),
+            Side::FloorUncounted => true,
+        };
+        if self.machine.is_direct() && takes_out && running.out.is_none() {
             let _exclusive = self.machine.pages.exclusive();
-            if side != Side::Trace {
-                running.out = running.out.take().or_else(|| patches::take_out(racer.pc));
-            } else {
-                self.put_patch_back(running);
-            }
+            running.out = patches::take_out(racer.pc);
+        } else if !takes_out && running.out.is_some() {
+            let _exclusive = self.machine.pages.exclusive();
+            self.put_patch_back(running);
         }
         let Some(mut fragments) = self.machine.fragments() else { return };
         if fragments.racer() != Some(racer) {
@@ -415,18 +430,18 @@ impl Dispatcher {
         fragments.lead_race(&racer, side, context);
         running.starts = fragments.starts(&racer, context);
         drop(fragments);
-        running.since = thread_time();
+        running.begin(context);
     }
 
     /// The patch that was taken out is written again. The caller has the exclusive right to change code.
     fn put_patch_back(&mut self, running: &mut Running) {
-        let (racer, Some(patch)) = (running.racer, running.out.take()) else { return };
+        let (racer, Some((site, patch))) = (running.racer, running.out.take()) else { return };
         // Nothing that the patch leads to is dropped while the lock is held.
         let mut fragments = self.machine.fragments();
         let is_live = fragments.as_mut().is_some_and(|fragments| {
             fragments.racer() == Some(racer) && fragments.generation() == running.generation
         });
-        if !is_live || !self.patch_again(racer.pc, patch) {
+        if !is_live || !self.patch_again(site, patch) {
             self.entrances.want(racer.pc);
         }
     }
@@ -469,14 +484,16 @@ impl Dispatcher {
                 Next::Extend
             }
             mode if mode.measures() => {
-                running.race.measured(starts.wrapping_sub(running.starts), now - running.since)
+                let changes = running.words.changes(context, &running.before);
+                let starts = starts.wrapping_sub(running.starts);
+                running.race.measured(starts, now - running.since, &changes)
             }
             mode => running.forced(mode),
         };
         match next {
             Next::Extend => {
                 running.starts = starts;
-                running.since = thread_time();
+                running.begin(context);
             }
             Next::Window(side) => self.lead(&mut running, side, context),
             Next::Ended(judgement) => {
@@ -538,6 +555,12 @@ impl Dispatcher {
 }
 
 impl Running {
+    /// A window begins, or goes on, now.
+    fn begin(&mut self, context: &ThreadContext) {
+        self.before = self.words.read(context);
+        self.since = thread_time();
+    }
+
     /// What comes next if the verdict does not depend on measurements.
     fn forced(&mut self, mode: RaceMode) -> Next {
         self.windows += 1;
@@ -545,8 +568,14 @@ impl Running {
             RaceMode::Trace => Verdict::Trace,
             RaceMode::Floor => Verdict::Floor,
             RaceMode::Swap | RaceMode::Measured | RaceMode::Rounds(_) | RaceMode::Off => {
-                let sides = [Side::Floor, Side::Trace, Side::FloorTwice, Side::Trace];
-                return Next::Window(sides[self.windows as usize % sides.len()]);
+                let uncounted = match self.racer.gate_apart() {
+                    None => Side::FloorUncounted,
+                    Some(_) => Side::FloorTwice,
+                };
+                let floors = [Side::Floor, Side::FloorTwice, uncounted];
+                let floor = floors[self.windows as usize / 2 % floors.len()];
+                let is_floor = self.windows.is_multiple_of(2);
+                return Next::Window(if is_floor { floor } else { Side::Trace });
             }
         };
         match self.windows >= FORCED_WINDOWS {
@@ -554,6 +583,7 @@ impl Running {
                 verdict,
                 times: [0; 2],
                 counted: [0; 2],
+                is_told: false,
                 error: 0,
                 rounds: 0,
             }),

@@ -364,10 +364,13 @@ impl Fragments {
         self.races.on_floor = side != Side::Trace;
         if self.races.on_floor {
             self.emitter.forget_entry(racer.pc);
-            if racer.gate_apart().is_some() {
+            let is_counted = side != Side::FloorUncounted;
+            if racer.gate_apart().is_some() || !is_counted {
                 self.lead_links(racer.pc, None);
             }
-            self.emitter.lead_to_gate(racer.gate().0, context, side == Side::FloorTwice);
+            if is_counted {
+                self.emitter.lead_to_gate(racer.gate().0, context, side == Side::FloorTwice);
+            }
         } else {
             self.close_gate(racer);
             self.lead_back(racer);
