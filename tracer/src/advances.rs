@@ -234,7 +234,7 @@ mod tests {
                     starts.saturating_sub(u64::from(n) / 4),
                 );
             }
-            for fit in advances.fit() {
+            if let Some(fit) = advances.fit() {
                 fit.starts(&all);
             }
             advances.learn(all.to_vec(), starts / 2);

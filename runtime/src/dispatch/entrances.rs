@@ -183,6 +183,9 @@ impl Dispatcher {
         if !self.machine.is_direct() || patches::enters_trace(head) {
             return;
         }
+        if self.race_needs_no_patch(head) {
+            return self.entrances.want(head);
+        }
         let edge = self.entrances.back_edges.get(&head).copied();
         let is_short =
             displaced(head, &*self.interp.code()).is_none_or(|displaced| displaced.inner != 0);

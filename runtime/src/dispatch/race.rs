@@ -172,8 +172,9 @@ pub(super) struct Running {
     disturbed: bool,
     /// The windows that have begun again because of that.
     disturbances: u32,
-    /// The patch that leads to the trace, and where it stood, while it is taken out: the floor runs without it.
-    out: Option<(u64, NewPatch)>,
+    /// The patches that are taken out, because the floor runs without them: the heads of the traces to which they
+    /// lead, and where they stood.
+    out: Vec<(u64, (u64, NewPatch))>,
     /// [`Fragments::generation`] when the race began.
     generation: u64,
     /// [`Fragments::extensions`] when the race began: another thread may have extended the trace since.
@@ -207,6 +208,13 @@ impl Racing {
 }
 
 impl Dispatcher {
+    /// Is there to be no patch at this head now, although it has a trace?
+    pub(super) fn race_needs_no_patch(&self, head: u64) -> bool {
+        let Racing::Running(running) = &self.racing else { return false };
+        let fragments = self.machine.fragments();
+        !running.racer.is_counted_at(head) && fragments.is_some_and(|f| f.is_on_floor(head))
+    }
+
     /// Is a race measured, or about to be, which is not to be disturbed?
     pub(super) fn race_is_measured(&self) -> bool {
         self.machine.config.race.measures() && !matches!(self.racing, Racing::Idle)
@@ -230,8 +238,8 @@ impl Dispatcher {
             // A race that is over ends at its next step.
             Some(_) if current.is_some() && self.machine.config.race != RaceMode::Swap => {}
             Some(racer) if current != Some(racer) => {
-                if let Racing::Running(running) = std::mem::take(&mut self.racing) {
-                    self.end_patches(&running);
+                if let Racing::Running(mut running) = std::mem::take(&mut self.racing) {
+                    self.end_patches(&mut running);
                 }
                 self.racing = Racing::Waiting(racer, 0);
             }
@@ -254,11 +262,7 @@ impl Dispatcher {
     /// The thread ends: another one lets its traces race. The thread is outside.
     pub(super) fn leave_races(&mut self, context: &ThreadContext, system: &System) {
         if let Racing::Running(mut running) = std::mem::take(&mut self.racing) {
-            if running.out.is_some() {
-                let _exclusive = self.machine.pages.exclusive();
-                self.put_patch_back(&mut running);
-            }
-            self.end_running(&running, context, system);
+            self.end_running(&mut running, context, system);
         }
         if let Some(mut fragments) = self.machine.fragments() {
             fragments.leave_races(self.peer.id());
@@ -399,7 +403,7 @@ impl Dispatcher {
             anew: false,
             disturbed: false,
             disturbances: 0,
-            out: None,
+            out: Vec::new(),
             generation,
             extensions,
         };
@@ -410,17 +414,18 @@ impl Dispatcher {
     /// A window of this side begins: links and patches lead there.
     fn lead(&mut self, running: &mut Running, side: Side, context: &ThreadContext) {
         let racer = running.racer;
-        let takes_out = match side {
-            Side::Trace => false,
-            Side::Floor | Side::FloorTwice => racer.gate_apart().is_some(),
-            Side::FloorUncounted => true,
-        };
-        if self.machine.is_direct() && takes_out && running.out.is_none() {
-            let _exclusive = self.machine.pages.exclusive();
-            running.out = patches::take_out(racer.pc);
-        } else if !takes_out && running.out.is_some() {
-            let _exclusive = self.machine.pages.exclusive();
-            self.put_patch_back(running);
+        self.put_patches_back(running);
+        if self.machine.is_direct() && side != Side::Trace {
+            let heads = self.machine.fragments().map(|fragments| fragments.heads_with(&racer));
+            let mut heads = heads.unwrap_or_default();
+            if side != Side::FloorUncounted {
+                heads.retain(|head| !racer.is_counted_at(*head));
+            }
+            if !heads.is_empty() {
+                let _exclusive = self.machine.pages.exclusive();
+                let taken_out = |head| Some((head, patches::take_out(head)?));
+                running.out.extend(heads.into_iter().filter_map(taken_out));
+            }
         }
         let Some(mut fragments) = self.machine.fragments() else { return };
         if fragments.racer() != Some(racer) {
@@ -433,16 +438,20 @@ impl Dispatcher {
         running.begin(context);
     }
 
-    /// The patch that was taken out is written again. The caller has the exclusive right to change code.
-    fn put_patch_back(&mut self, running: &mut Running) {
-        let (racer, Some((site, patch))) = (running.racer, running.out.take()) else { return };
-        // Nothing that the patch leads to is dropped while the lock is held.
-        let mut fragments = self.machine.fragments();
-        let is_live = fragments.as_mut().is_some_and(|fragments| {
-            fragments.racer() == Some(racer) && fragments.generation() == running.generation
-        });
-        if !is_live || !self.patch_again(site, patch) {
-            self.entrances.want(racer.pc);
+    /// The patches that were taken out are written again, where there is still a trace.
+    fn put_patches_back(&mut self, running: &mut Running) {
+        if running.out.is_empty() {
+            return;
+        }
+        let _exclusive = self.machine.pages.exclusive();
+        // Nothing that the patches lead to is dropped while the lock is held.
+        let Some(fragments) = self.machine.fragments() else { return };
+        let is_touched = fragments.generation() != running.generation;
+        for (head, (site, patch)) in running.out.drain(..) {
+            let has_trace = fragments.first_version(head).is_some();
+            if has_trace && (is_touched || !self.patch_again(site, patch)) {
+                self.entrances.want(head);
+            }
         }
     }
 
@@ -458,13 +467,13 @@ impl Dispatcher {
         let now = thread_time();
         let racer = running.racer;
         let Some(mut fragments) = self.machine.fragments() else { return };
-        let is_touched = running.out.is_some() && fragments.generation() != running.generation;
+        let is_touched = !running.out.is_empty() && fragments.generation() != running.generation;
         let is_live = fragments.racer() == Some(racer) && !is_touched;
         if !is_live || !fragments.is_counted(&racer) {
             // A trace that has gone, or cannot be judged, or has to wait again.
             fragments.end_race(&racer, true);
             drop(fragments);
-            return self.end_running(&running, context, system);
+            return self.end_running(&mut running, context, system);
         }
         fragments.looked_at_race();
         if fragments.extensions() != running.extensions {
@@ -498,14 +507,14 @@ impl Dispatcher {
             Next::Window(side) => self.lead(&mut running, side, context),
             Next::Ended(judgement) => {
                 self.judged(&racer, judgement);
-                return self.end_running(&running, context, system);
+                return self.end_running(&mut running, context, system);
             }
         }
         self.racing = Racing::Running(running);
     }
 
     /// A race is over: nothing is sampled for it any more, and a head with a trace has its patch.
-    fn end_running(&mut self, running: &Running, context: &ThreadContext, system: &System) {
+    fn end_running(&mut self, running: &mut Running, context: &ThreadContext, system: &System) {
         context.comes_out.store(self.machine.brings_out(), Ordering::Relaxed);
         if running.samples {
             system.samples.stop();
@@ -514,11 +523,9 @@ impl Dispatcher {
     }
 
     /// No patch is written or taken out for a race any more.
-    fn end_patches(&mut self, running: &Running) {
+    fn end_patches(&mut self, running: &mut Running) {
         self.close_gate(&running.racer);
-        if running.out.is_some() {
-            self.entrances.want(running.racer.pc);
-        }
+        self.put_patches_back(running);
     }
 
     /// The race has a verdict.

@@ -22,8 +22,9 @@
 //!
 //! Data: [`Races`], part of [`Fragments`]. Invariants: there is one racer at a time, since a thread has
 //! one set of words to count in; no other trace counts in them. Nothing enters a trace whose head is *on
-//! the floor* but exits of its own, which continue what has begun. The caller holds the lock of the
-//! fragments.
+//! the floor* but exits of its own, which continue what has begun. While the racer's head is on the floor, so are those
+//! of the traces that wait; so what is measured there is what there would be without traces that are not
+//! judged. The caller holds the lock of the fragments.
 //!
 //! Example: the first trace of the loop at 0x1000 is made. Nobody races, so it is the racer, and
 //! counts its starts. Twenty times links to 0x1000 lead to it, then to the gate of the block there,
@@ -81,6 +82,11 @@ impl Racer {
         self.starts.apart.map(|(gate, _)| gate)
     }
 
+    /// Are its starts counted at this pc?
+    pub fn is_counted_at(&self, pc: u64) -> bool {
+        self.gate().0 == pc
+    }
+
     /// A trace that has not raced. Nobody runs its race yet.
     fn new(
         pc: u64,
@@ -130,14 +136,17 @@ const SETTLED: u64 = 30_000_000;
 /// It races again so often at most (guess).
 const MOST_EXTENDED: u32 = 3;
 
+/// So many traces that wait are on the floor together with the racer, at most (guess: patches are taken out for each).
+const MOST_BESIDE: usize = 8;
+
 /// What is known of races.
 #[derive(Debug, Default)]
 pub struct Races {
     /// How traces race; `None` if they do not.
     mode: Option<RaceMode>,
     turns: Turns,
-    /// Is the racer's head on the floor?
-    on_floor: bool,
+    /// The heads on the floor: the racer's, and those of traces that wait.
+    on_floor: Vec<u64>,
     /// The head of the trace whose race was put off last, if nobody has asked for it yet.
     put_off: Option<u64>,
     /// Side traces that racers have got during their races.
@@ -163,7 +172,7 @@ impl Races {
 
     /// Is nothing to enter the trace at `pc`?
     pub fn is_on_floor(&self, pc: u64) -> bool {
-        self.on_floor && self.races(pc)
+        self.on_floor.contains(&pc)
     }
 
     fn races(&self, pc: u64) -> bool {
@@ -263,7 +272,6 @@ impl Fragments {
     fn put_off(&mut self) {
         let Some(racer) = self.racer() else { return };
         self.stop_race(&racer);
-        self.lead_back(&racer);
         self.races.turns.wait(racer);
         self.races.put_off = Some(racer.pc);
         self.links_changed();
@@ -289,8 +297,7 @@ impl Fragments {
         let racer = self.races.turns.racer()?;
         if !self.is_live_racer(&racer) {
             self.races.turns.end();
-            self.races.on_floor = false;
-            self.lead_to_first(racer.pc);
+            self.lead_back(racer.pc);
             self.close_gate(&racer);
         }
         self.races.turns.racer()
@@ -359,38 +366,59 @@ impl Fragments {
         self.emitter.starts(racer.fragment, context)
     }
 
+    /// Is nothing to enter the trace at `pc`, because of a race?
+    pub fn is_on_floor(&self, pc: u64) -> bool {
+        self.races.is_on_floor(pc)
+    }
+
+    /// The heads that are to be on the floor while this racer is: its own, and those of traces that wait. They
+    /// are not judged yet, and may be parts of what the racer replaces, or exist only because its exits lead there.
+    pub fn heads_with(&self, racer: &Racer) -> Vec<u64> {
+        let waiting = self.races.turns.waiting().map(|racer| racer.pc);
+        let others = waiting.filter(|pc| *pc != racer.pc).take(MOST_BESIDE);
+        std::iter::once(racer.pc).chain(others).collect()
+    }
+
     /// Links to the racer's head lead to this side. The thread is the one that runs the race.
     pub fn lead_race(&mut self, racer: &Racer, side: Side, context: &ThreadContext) {
-        self.races.on_floor = side != Side::Trace;
-        if self.races.on_floor {
-            self.emitter.forget_entry(racer.pc);
-            let is_counted = side != Side::FloorUncounted;
-            if racer.gate_apart().is_some() || !is_counted {
-                self.lead_links(racer.pc, None);
-            }
-            if is_counted {
-                self.emitter.lead_to_gate(racer.gate().0, context, side == Side::FloorTwice);
-            }
-        } else {
+        self.lead_back(racer.pc);
+        if side == Side::Trace {
             self.close_gate(racer);
-            self.lead_back(racer);
+            return;
+        }
+        self.races.on_floor = self.heads_with(racer);
+        for pc in self.races.on_floor.clone() {
+            self.emitter.forget_entry(pc);
+            let is_counted = side != Side::FloorUncounted && racer.is_counted_at(pc);
+            if !is_counted {
+                self.lead_links(pc, None);
+            }
+        }
+        if side != Side::FloorUncounted {
+            self.emitter.lead_to_gate(racer.gate().0, context, side == Side::FloorTwice);
         }
         self.links_changed();
     }
 
-    fn lead_back(&mut self, racer: &Racer) {
-        if let Some(first) = self.first_version(racer.pc) {
-            self.register(racer.pc, first);
+    /// No head is on the floor: links to it, and to the racer's, lead to its trace, if there is one.
+    fn lead_back(&mut self, racer: u64) {
+        let heads = std::mem::take(&mut self.races.on_floor);
+        let others = heads.into_iter().filter(|pc| *pc != racer);
+        for pc in std::iter::once(racer).chain(others) {
+            if let Some(first) = self.first_version(pc) {
+                self.register(pc, first);
+            }
+            self.lead_to_first(pc);
         }
-        self.lead_to_first(racer.pc);
+        self.links_changed();
     }
 
-    /// Nothing counts for this race any more, and the head is not on the floor.
+    /// Nothing counts for this race any more, and no head is on the floor.
     fn stop_race(&mut self, racer: &Racer) {
         self.races.turns.end();
-        self.races.on_floor = false;
         self.emitter.let_count_starts(racer.fragment, false);
         self.close_gate(racer);
+        self.lead_back(racer.pc);
     }
 
     /// The race is over. The trace is kept; or it is dropped, with the other versions of its region.
@@ -401,7 +429,6 @@ impl Fragments {
         self.stop_race(racer);
         if kept {
             self.races.kept.insert(racer.fragment, *racer);
-            self.lead_back(racer);
         } else {
             self.drop_versions(racer.pc, Why::LostRace, |_, _| true);
             self.dispatching.remove(&racer.pc);

@@ -49,6 +49,11 @@ impl Turns {
         self.racer
     }
 
+    /// The traces that wait.
+    pub fn waiting(&self) -> impl Iterator<Item = &Racer> {
+        self.waiting.iter()
+    }
+
     /// The turn is over.
     pub fn end(&mut self) -> Option<Racer> {
         self.racer.take()
