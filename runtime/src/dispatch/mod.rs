@@ -205,7 +205,10 @@ impl Dispatcher {
             };
             if let Some(ended) = self.ending(outcome, context, system) {
                 self.abandon(AbortReason::Signal);
-                self.leave_races(context, system);
+                if let Ending::Thread(_) = ended {
+                    // (A process that is killed has its own code back, and nobody patches it any more.)
+                    self.leave_races(context, system);
+                }
                 self.in_place = InPlace::default();
                 system.samples.stop();
                 return ended;

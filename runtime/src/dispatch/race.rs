@@ -64,6 +64,10 @@ const MOST_DISTURBANCES: u32 = 200;
 /// Windows of a race whose verdict is forced.
 const FORCED_WINDOWS: u32 = 6;
 
+/// A race that never ends changes sides each time that its thread has looked at it so often: patches take longer than a
+/// guest may have until its next signal.
+const LOOKS: u32 = 4;
+
 /// Nanoseconds for which a head rests whose trace has lost for the first time; twice as many the next
 /// time (guess: it takes some hundredths of that to make and race another trace).
 const REST: u64 = 1_000_000_000;
@@ -164,6 +168,8 @@ pub(super) struct Running {
     before: Vec<u32>,
     words: Words,
     windows: u32,
+    /// How often the thread has looked at it.
+    looks: u32,
     /// Did the race start the samples?
     samples: bool,
     /// The race has begun anew: the links may lead to the other side.
@@ -182,9 +188,13 @@ pub(super) struct Running {
 }
 
 impl Racing {
-    /// Is the window under way over?
-    pub fn is_due(&self, mode: RaceMode) -> bool {
+    /// The thread looks at the race. Is the window under way over?
+    pub fn is_due(&mut self, mode: RaceMode) -> bool {
         match self {
+            Racing::Running(running) if mode == RaceMode::Swap => {
+                running.looks += 1;
+                running.looks.is_multiple_of(LOOKS)
+            }
             Racing::Running(running) => !mode.measures() || thread_time() - running.since >= WINDOW,
             Racing::Waiting(..) => true,
             Racing::Idle => false,
@@ -399,6 +409,7 @@ impl Dispatcher {
             before: Vec::new(),
             words: Words::of(context),
             windows: 0,
+            looks: 0,
             samples,
             anew: false,
             disturbed: false,

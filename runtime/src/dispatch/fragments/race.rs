@@ -137,7 +137,7 @@ const SETTLED: u64 = 30_000_000;
 const MOST_EXTENDED: u32 = 3;
 
 /// So many traces that wait are on the floor together with the racer, at most (guess: patches are taken out for each).
-const MOST_BESIDE: usize = 8;
+const MOST_BESIDE: usize = 3;
 
 /// What is known of races.
 #[derive(Debug, Default)]
