@@ -3,8 +3,9 @@
 //!
 //! ```text
 //!   trapped n times ──► observed ──► patched ──► taken back: its code is about to change
-//!                                       └──────► all taken back, for good: calls must come to the
-//!                                                runtime
+//!                          ▲            ├──────► all taken back, once: calls that may write memory
+//!                          └────────────┤        must come to the runtime
+//!                                       └──────► all taken back, for good: all calls must
 //! ```
 //!
 //! A *site* is a `syscall` and the instructions beside it that the patch displaces. The patch takes
@@ -26,7 +27,7 @@
 //! observed if the bytes before it are no beginning of a longer instruction that ends there, too.
 //!
 //! A stub makes one call, whose number it knows, if the runtime passes it on unchanged
-//! ([`System::passes_on`]); otherwise, if the instruction before the call sets the number, the stub
+//! ([`System::passes_on`]; once a page was guarded, only if the kernel writes no memory); otherwise, if the instruction before the call sets the number, the stub
 //! brings the call to the runtime, without the signal. If that instruction does not set the number, or
 //! is not displaced, a site has a chain of stubs that make calls, up to [`MOST_NUMBERS`]. All other
 //! calls trap, or are brought to the runtime if the patch begins with the `syscall`.
@@ -96,6 +97,8 @@ pub struct CallSites {
     sites: Mutex<Sites>,
     /// Is there, or has there been, a hot site?
     begun: AtomicBool,
+    /// Do stubs make no more calls that may write memory?
+    watches_outputs: AtomicBool,
     /// Are sites rewritten no more?
     closed: AtomicBool,
 }
@@ -413,6 +416,14 @@ impl CallSites {
         }
     }
 
+    /// What a stub does with the call `nr`.
+    fn kind(&self, nr: u32) -> Kind {
+        let nr = i64::from(nr);
+        let is_watched =
+            System::may_write_memory(nr) && self.watches_outputs.load(Ordering::SeqCst);
+        if System::passes_on(nr) && !is_watched { Kind::Makes } else { Kind::Brings }
+    }
+
     fn try_patch(
         &self,
         start: u64,
@@ -444,7 +455,7 @@ impl CallSites {
             None if patches::are_in(&(start..plan.end)) => return None,
             _ => {}
         }
-        let kind = if System::passes_on(i64::from(nr)) { Kind::Makes } else { Kind::Brings };
+        let kind = self.kind(nr);
         if kind == Kind::Brings && !(plan.sets_number && plan.after.is_empty()) {
             return None;
         }
@@ -490,11 +501,22 @@ impl CallSites {
         }
     }
 
-    /// Takes all patches of calls back for good, if the calls of this thread must come to the
-    /// runtime.
+    /// Takes all patches of calls back if the calls of this thread must come to the runtime: for good, or, if only
+    /// those must that may write memory, once.
     pub fn close_if_watched(&self, system: &System) {
-        if !self.closed.load(Ordering::Relaxed) && system.watches_calls() {
+        if self.closed.load(Ordering::Relaxed) {
+            return;
+        }
+        if system.watches_calls() {
             self.close();
+        } else if !self.watches_outputs.load(Ordering::Relaxed) && system.watches_outputs() {
+            self.watches_outputs.store(true, Ordering::SeqCst);
+            call_stubs::close();
+            // A site that is being patched is patched before this.
+            let mut sites = lock(&self.sites);
+            patches::take_back_calls();
+            sites.patched.clear();
+            sites.traps.clear();
         }
     }
 

@@ -1,7 +1,7 @@
 //! Calls that guest code in place may make without the runtime (`crate::dispatch::call_sites`).
 //!
 //! Data: none. Invariant: [`System::perform`] passes each call of the list on unchanged, unless
-//! [`System::watches_calls`].
+//! [`System::watches_calls`], or the call may write memory and [`System::watches_outputs`].
 //!
 //! Example: `lseek` is in the list. `mmap` is not, because the runtime keeps account of the address
 //! space.
@@ -55,14 +55,41 @@ impl System {
         )
     }
 
-    /// Must all calls of this thread come to the runtime? It may have filters, guarded pages to
-    /// which the kernel could not write, descriptors that lead to guest memory, or a signalfd that
-    /// shows emulated signals.
+    /// May the call `nr`, which is passed on, write to the memory of the guest?
+    pub fn may_write_memory(nr: i64) -> bool {
+        !matches!(
+            nr,
+            libc::SYS_write
+                | libc::SYS_pwrite64
+                | libc::SYS_writev
+                | libc::SYS_lseek
+                | libc::SYS_epoll_ctl
+                | libc::SYS_eventfd2
+                | libc::SYS_sendto
+                | libc::SYS_sendmsg
+                | libc::SYS_sched_yield
+                | libc::SYS_getpid
+                | libc::SYS_gettid
+                | libc::SYS_getppid
+                | libc::SYS_getuid
+                | libc::SYS_geteuid
+                | libc::SYS_getgid
+                | libc::SYS_getegid
+        )
+    }
+
+    /// Must all calls of this thread come to the runtime? It may have filters, descriptors that lead to guest
+    /// memory, or a signalfd that shows emulated signals.
     pub fn watches_calls(&self) -> bool {
         !self.seccomp.is_off()
             || self.dispatch.is_some()
-            || self.process.pages().has_guards()
             || self.process.pages().is_written_as_file()
             || Self::reads_from_file()
+    }
+
+    /// Must those calls come to the runtime that may write memory? There may be guarded pages, to which the kernel
+    /// could not write.
+    pub fn watches_outputs(&self) -> bool {
+        self.process.pages().has_guards()
     }
 }
