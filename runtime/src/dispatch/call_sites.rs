@@ -27,9 +27,10 @@
 //! observed if the bytes before it are no beginning of a longer instruction that ends there, too.
 //!
 //! A stub makes one call, whose number it knows, if the runtime passes it on unchanged
-//! ([`System::passes_on`]; once a page was guarded, only if the kernel writes no memory); otherwise, if the instruction before the call sets the number, the stub
-//! brings the call to the runtime, without the signal. If that instruction does not set the number, or
-//! is not displaced, a site has a chain of stubs that make calls, up to [`MOST_NUMBERS`]. All other
+//! ([`System::passes_on`]); once a page was guarded, only if the call writes no memory. Otherwise the stub brings the
+//! call to the runtime, without the signal, if the instruction before the call sets the number, or if the patch
+//! begins with the `syscall`, and then whatever the number is. A site whose calls are made, and whose number is not set
+//! there, has a chain of stubs, up to [`MOST_NUMBERS`]. All other
 //! calls trap, or are brought to the runtime if the patch begins with the `syscall`.
 //!
 //! Data: [`CallSites`], one for the process, behind a lock of its own (number 8 in the order of
@@ -403,6 +404,12 @@ impl CallSites {
         }
     }
 
+    /// Where the patch of the site of the `syscall` at `call` begins, if there is one.
+    pub fn start_of(&self, call: u64) -> Option<u64> {
+        let start = lock(&self.sites).patched.get(&call)?.start;
+        patches::leads_to_stub(start).then_some(start)
+    }
+
     /// Rewrites the site of the `syscall` at `call` from `start` on, or adds a stub for `nr` to it. If it
     /// cannot be rewritten, it is not tried again.
     fn patch(&self, start: u64, call: u64, nr: u32, system: &System, pages: &CodePages) {
@@ -456,7 +463,7 @@ impl CallSites {
             _ => {}
         }
         let kind = self.kind(nr);
-        if kind == Kind::Brings && !(plan.sets_number && plan.after.is_empty()) {
+        if kind == Kind::Brings && !plan.sets_number && start != call {
             return None;
         }
         let Plan { before, after, .. } = &plan;
@@ -468,7 +475,11 @@ impl CallSites {
         };
         let next = known.and_then(|known| known.decision).unwrap_or(again);
         let miss = (!plan.sets_number).then_some(next);
-        let stub = sites.make(&Stub { miss, again, ..stub })?;
+        let stub = match kind {
+            // Whatever the number.
+            Kind::Brings if start == call => again,
+            Kind::Brings | Kind::Makes => sites.make(&Stub { miss, again, ..stub })?,
+        };
         let to = match trampoline {
             Some(at) if trampolines::write(at, start, stub) => at,
             Some(_) => return None,
@@ -481,7 +492,9 @@ impl CallSites {
         let Plan { own, inner, end, .. } = plan;
         let patch = NewPatch { purpose: Purpose::Call, end, own, inner, to };
         patches::write(start, patch).then(|| {
-            let decision = miss.map(|_| call_stubs::decision(stub, call - start));
+            let decision = miss
+                .filter(|_| kind == Kind::Makes)
+                .map(|_| call_stubs::decision(stub, call - start));
             let numbers = known.map_or(1, |known| known.numbers + 1);
             sites.patched.insert(call, Patched { start, decision, numbers, again });
         })

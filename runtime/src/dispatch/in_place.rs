@@ -179,10 +179,12 @@ impl Dispatcher {
             Left::Brought => self.handle_stop(context, system, Stop::<Selected>::Syscall),
             Left::BroughtInside => {
                 let behind = context.rip;
-                let start = behind - SYSCALL;
                 let outcome = self.handle_stop(context, system, Stop::<Selected>::Syscall);
                 let goes_on = matches!(outcome, Outcome::Continue) && context.rip == behind;
-                if goes_on && !is_interrupted(context) && patches::leads_to_stub(start) {
+                if goes_on
+                    && !is_interrupted(context)
+                    && let Some(start) = self.machine.call_sites.start_of(behind - SYSCALL)
+                {
                     self.drop_written();
                     return self.interpret_patch(context, system, start);
                 }

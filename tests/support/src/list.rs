@@ -194,6 +194,7 @@ macro_rules! for_each_guest {
             code_many_flipping: "code_many.c" .args(&["500", "flip"]),
             code_recycled: "code_recycled.c" .args(&["1000"]),
             code_outputs: "code_outputs.c" .flags(&["-pthread"]),
+            guarded_calls: "guarded_calls.c",
             code_versions: "code_versions.c",
             execute_only: "execute_only.c",
             protection_keys: "protection_keys.c" .flags(&["-pthread"]),
