@@ -266,7 +266,9 @@ impl Emit<'_, '_> {
 
         let bare = if explicit { without_address(original) } else { *original };
         let mut uses = Uses::of(factory.info(&bare));
-        if may_keep_destination(mnemonic) {
+        // A restartable one shows its outputs if it faults, before it has written them, too.
+        let restartable = original.is_string_instruction() || vsib;
+        if may_keep_destination(mnemonic) || restartable {
             uses.gpr_read |= uses.gpr_written;
         }
         let mut inst = *original;
@@ -313,7 +315,7 @@ impl Emit<'_, '_> {
             (may_trap, Effects::MAY_TRAP),
             (!in_place.is_empty(), Effects::STATE),
             (reads_state, Effects::READ_STATE),
-            (original.is_string_instruction() || vsib, Effects::RESTARTABLE),
+            (restartable, Effects::RESTARTABLE),
         ];
         others.into_iter().filter(|(holds, _)| *holds).for_each(|(_, effect)| effects |= effect);
 

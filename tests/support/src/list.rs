@@ -195,6 +195,7 @@ macro_rules! for_each_guest {
             code_recycled: "code_recycled.c" .args(&["1000"]),
             code_outputs: "code_outputs.c" .flags(&["-pthread"]),
             guarded_calls: "guarded_calls.c",
+            lods_fault: "lods_fault.c",
             code_versions: "code_versions.c",
             execute_only: "execute_only.c",
             protection_keys: "protection_keys.c" .flags(&["-pthread"]),
