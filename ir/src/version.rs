@@ -130,7 +130,7 @@ bitflags! {
         /// Reads state that is not an SSA value (so it may not move across `STATE`).
         const READ_STATE = 256;
         /// On a fault part of the work is done and registers say how far (rep string, gather,
-        /// scatter).
+        /// scatter). So it has all registers and flags that it writes as operands, too.
         const RESTARTABLE = 512;
     }
 }

@@ -331,14 +331,23 @@ impl<'r> Maker<'r> {
             effects -= Split::EXCLUDES;
         }
         let has_results = split != Split::Stored;
+        let (mut gpr_in, mut gpr_out) = (gprs(self.rng), gprs(self.rng));
+        let (mut flags_in, flags_out) = (self.rng.one_in(3), has_results && self.rng.one_in(3));
+        if !has_results {
+            gpr_out.clear();
+        }
+        if effects.contains(Effects::RESTARTABLE) {
+            gpr_in = Gpr::all().filter(|g| gpr_in.contains(g) || gpr_out.contains(g)).collect();
+            flags_in |= flags_out;
+        }
         let native = Native {
             inst: Decoder::with_ip(64, bytes, pc, DecoderOptions::NONE).decode(),
             mem_size,
             split,
-            gpr_in: gprs(self.rng).into_iter().collect(),
-            gpr_out: gprs(self.rng).into_iter().filter(|_| has_results).collect(),
-            flags_in: self.rng.one_in(3),
-            flags_out: has_results && self.rng.one_in(3),
+            gpr_in: gpr_in.into_iter().collect(),
+            gpr_out: gpr_out.into_iter().collect(),
+            flags_in,
+            flags_out,
             vec_read,
             vec_write,
             writes,

@@ -341,6 +341,11 @@ impl Checker<'_> {
 
 /// The inconsistency in a native's declaration, if there is one.
 fn native_fault(native: &Native) -> Option<&'static str> {
+    let is_kept = |g| native.gpr_in.contains(g);
+    let keeps = native.gpr_out.iter().all(is_kept) && (native.flags_in || !native.flags_out);
+    if native.effects.contains(Effects::RESTARTABLE) && !keeps {
+        return Some("it is restartable and does not read what it writes, which a fault shows");
+    }
     let writes_in_place = native.vec_write != 0 || !native.writes.is_empty();
     if writes_in_place && !native.effects.contains(Effects::STATE) {
         return Some("it writes in-place state without the effect `state`");
