@@ -39,8 +39,8 @@ fn build(name: &str, body: &str) -> PathBuf {
 /// some 2,500, a second of samples or races some hundred, a counter of an exit some thousand).
 const MOST: u64 = 10_000;
 
-/// The output of the program, and the number of its entries into native code.
-fn traced(program: &Path, options: &[&str], arguments: &[&str]) -> (Vec<u8>, u64) {
+/// The output of the program, and the statistics of its run.
+fn measured(program: &Path, options: &[&str], arguments: &[&str]) -> (Vec<u8>, serde_json::Value) {
     let json = program.with_extension("json");
     let out = Command::new(env!("CARGO_BIN_EXE_dynasour"))
         .arg("run")
@@ -54,8 +54,13 @@ fn traced(program: &Path, options: &[&str], arguments: &[&str]) -> (Vec<u8>, u64
         .expect("dynasour runs");
     assert!(out.status.success(), "{out:?}");
     let stats = std::fs::read_to_string(&json).expect("statistics were written");
-    let stats: serde_json::Value = serde_json::from_str(&stats).expect("statistics are JSON");
-    (out.stdout, stats["native_entries"].as_u64().expect("a counter"))
+    (out.stdout, serde_json::from_str(&stats).expect("statistics are JSON"))
+}
+
+/// The output of the program, and the number of its entries into native code.
+fn traced(program: &Path, options: &[&str], arguments: &[&str]) -> (Vec<u8>, u64) {
+    let (output, stats) = measured(program, options, arguments);
+    (output, stats["native_entries"].as_u64().expect("a counter"))
 }
 
 fn check(name: &str, [few, many]: [u64; 2], body: &str) {
@@ -176,19 +181,7 @@ fn only_what_is_warm_is_copied() {
         * 31 + i; return s; }";
     let program = build("warm", body);
     let figures = |options: &[&str]| {
-        let json = program.with_extension("json");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_dynasour"));
-        command
-            .arg("run")
-            .args(options)
-            .arg("--stats-json")
-            .arg(&json)
-            .arg("--")
-            .arg(&program)
-            .arg("1000000");
-        assert!(command.output().expect("dynasour runs").status.success(), "{options:?}");
-        let stats = std::fs::read_to_string(&json).expect("statistics were written");
-        let stats: serde_json::Value = serde_json::from_str(&stats).expect("statistics are JSON");
+        let (_, stats) = measured(&program, options, &["1000000"]);
         ["copied_blocks", "fragments"].map(|figure| stats[figure].as_u64().expect("a counter"))
     };
     let [all, _] = figures(&["--tier", "copy"]);
@@ -196,4 +189,28 @@ fn only_what_is_warm_is_copied() {
     assert!(warm > 0 && warm < all / 2, "{warm} of {all} blocks were copied");
     let [none, traces] = figures(&["--tier", "dynamo", "--threshold", "100"]);
     assert!(none == 0 && traces > 0, "traces only: {none} blocks, {traces} traces");
+}
+
+/// A just-in-time compiler's code is in memory that can be written, so its pages are guarded from its first sample on.
+#[test]
+fn calls_do_not_come_to_the_runtime_because_pages_are_guarded() {
+    let body = "
+        #include <string.h>
+        #include <sys/mman.h>
+        #include <unistd.h>
+        uint64_t run(uint64_t n) {
+            /* again: add rax, rdi; dec rdi; jnz again; ret */
+            const unsigned char code[] = {0x48, 0x31, 0xc0, 0x48, 0x01, 0xf8, 0x48, 0xff, 0xcf, 0x75, 0xf8, 0xc3};
+            unsigned char *at = mmap(0, 4096, 7, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            memcpy(at, code, sizeof code);
+            uint64_t s = 0;
+            for (int i = 0; i < 1000; i++) s += ((uint64_t (*)(uint64_t))at)(1000000);
+            for (uint64_t i = 0; i < n; i++) s += getppid() > 0;
+            return s;
+        }";
+    let program = build("guarded_pages", body);
+    let (output, stats) = measured(&program, &["--tier", "direct"], &["300000"]);
+    assert_eq!(output, b"500000500300000\n");
+    let calls = stats["syscalls"].as_u64().expect("a counter");
+    assert!(calls < 30_000, "{calls} calls");
 }

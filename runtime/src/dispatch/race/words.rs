@@ -1,5 +1,5 @@
-//! The words of the guest's among which a race looks for one that advances by the same in each iteration of the
-//! racer's loop ([`dynasour_tracer::race`]): the registers, and what stands on the stack near the stack
+//! The words of the guest's among which a race looks for one or two that tell the iterations of the racer's loop
+//! ([`dynasour_tracer::race`]): the registers, and what stands on the stack near the stack
 //! pointer and the frame pointer.
 //!
 //! **Data.** [`Words`]: where on the stack they are; it stays the same during the race, as the frame of the function does
