@@ -425,10 +425,11 @@ impl CallSites {
 
     /// What a stub does with the call `nr`.
     fn kind(&self, nr: u32) -> Kind {
-        let nr = i64::from(nr);
-        let is_watched =
-            System::may_write_memory(nr) && self.watches_outputs.load(Ordering::SeqCst);
-        if System::passes_on(nr) && !is_watched { Kind::Makes } else { Kind::Brings }
+        let makes = match self.watches_outputs.load(Ordering::SeqCst) {
+            true => System::writes_no_memory,
+            false => System::passes_on,
+        };
+        if makes(i64::from(nr)) { Kind::Makes } else { Kind::Brings }
     }
 
     fn try_patch(

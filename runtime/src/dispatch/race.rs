@@ -19,7 +19,8 @@
 //!
 //! Where starts are counted at a *gate apart* ([`super::fragments::Racer::gate_apart`]), code in place has
 //! a patch there during the race, and none at the head while the floor runs. Elsewhere there is no patch
-//! while the floor runs uncounted: then [`words`] may tell its starts.
+//! while the floor runs uncounted: then [`words`] may tell its starts. The patches of the traces that wait are taken
+//! out whenever the floor runs.
 //!
 //! One race runs in the process, on one thread, whose starts and time are measured
 //! (`super::fragments::turns`). Other threads go where the links and patches lead, too, and count in words
@@ -426,24 +427,22 @@ impl Dispatcher {
     fn lead(&mut self, running: &mut Running, side: Side, context: &ThreadContext) {
         let racer = running.racer;
         self.put_patches_back(running);
-        if self.machine.is_direct() && side != Side::Trace {
-            let heads = self.machine.fragments().map(|fragments| fragments.heads_with(&racer));
-            let mut heads = heads.unwrap_or_default();
-            if side != Side::FloorUncounted {
-                heads.retain(|head| !racer.is_counted_at(*head));
-            }
-            if !heads.is_empty() {
-                let _exclusive = self.machine.pages.exclusive();
-                let taken_out = |head| Some((head, patches::take_out(head)?));
-                running.out.extend(heads.into_iter().filter_map(taken_out));
-            }
+        let heads = match side {
+            Side::Trace => Vec::new(),
+            _ => self.machine.fragments().map_or(Vec::new(), |f| f.heads_with(&racer)),
+        };
+        let has_patch = |head: u64| side != Side::FloorUncounted && racer.is_counted_at(head);
+        if self.machine.is_direct() && heads.iter().any(|head| !has_patch(*head)) {
+            let _exclusive = self.machine.pages.exclusive();
+            let without = heads.iter().copied().filter(|head| !has_patch(*head));
+            running.out.extend(without.filter_map(|head| Some((head, patches::take_out(head)?))));
         }
         let Some(mut fragments) = self.machine.fragments() else { return };
         if fragments.racer() != Some(racer) {
             // The end of the window finds that, too.
             return;
         }
-        fragments.lead_race(&racer, side, context);
+        fragments.lead_race(&racer, side, heads, context);
         running.starts = fragments.starts(&racer, context);
         drop(fragments);
         running.begin(context);

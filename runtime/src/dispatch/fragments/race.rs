@@ -379,21 +379,28 @@ impl Fragments {
         std::iter::once(racer.pc).chain(others).collect()
     }
 
-    /// Links to the racer's head lead to this side. The thread is the one that runs the race.
-    pub fn lead_race(&mut self, racer: &Racer, side: Side, context: &ThreadContext) {
+    /// Links to the racer's head lead to this side, and the other `heads` ([`Fragments::heads_with`]) are on the floor
+    /// with it. The thread is the one that runs the race.
+    pub fn lead_race(
+        &mut self,
+        racer: &Racer,
+        side: Side,
+        heads: Vec<u64>,
+        context: &ThreadContext,
+    ) {
         self.lead_back(racer.pc);
         if side == Side::Trace {
             self.close_gate(racer);
             return;
         }
-        self.races.on_floor = self.heads_with(racer);
-        for pc in self.races.on_floor.clone() {
+        for pc in heads.iter().copied() {
             self.emitter.forget_entry(pc);
             let is_counted = side != Side::FloorUncounted && racer.is_counted_at(pc);
             if !is_counted {
                 self.lead_links(pc, None);
             }
         }
+        self.races.on_floor = heads;
         if side != Side::FloorUncounted {
             self.emitter.lead_to_gate(racer.gate().0, context, side == Side::FloorTwice);
         }

@@ -14,15 +14,11 @@ impl System {
     /// Is the call `nr` passed on to the kernel unchanged? The list has those that programs make
     /// often.
     pub fn passes_on(nr: i64) -> bool {
-        matches!(
+        let may_write = matches!(
             nr,
             libc::SYS_read
-                | libc::SYS_write
                 | libc::SYS_pread64
-                | libc::SYS_pwrite64
                 | libc::SYS_readv
-                | libc::SYS_writev
-                | libc::SYS_lseek
                 | libc::SYS_fstat
                 | libc::SYS_getdents64
                 | libc::SYS_fcntl
@@ -30,34 +26,23 @@ impl System {
                 | libc::SYS_poll
                 | libc::SYS_select
                 | libc::SYS_epoll_wait
-                | libc::SYS_epoll_ctl
-                | libc::SYS_eventfd2
-                | libc::SYS_sendto
                 | libc::SYS_recvfrom
-                | libc::SYS_sendmsg
                 | libc::SYS_recvmsg
                 | libc::SYS_futex
-                | libc::SYS_sched_yield
                 | libc::SYS_nanosleep
                 | libc::SYS_clock_nanosleep
                 | libc::SYS_clock_gettime
                 | libc::SYS_gettimeofday
                 | libc::SYS_times
                 | libc::SYS_getrusage
-                | libc::SYS_getpid
-                | libc::SYS_gettid
-                | libc::SYS_getppid
-                | libc::SYS_getuid
-                | libc::SYS_geteuid
-                | libc::SYS_getgid
-                | libc::SYS_getegid
                 | libc::SYS_getrandom
-        )
+        );
+        may_write || Self::writes_no_memory(nr)
     }
 
-    /// May the call `nr`, which is passed on, write to the memory of the guest?
-    pub fn may_write_memory(nr: i64) -> bool {
-        !matches!(
+    /// Is `nr` a call that is passed on, and by which the kernel never writes to the guest's memory?
+    pub fn writes_no_memory(nr: i64) -> bool {
+        matches!(
             nr,
             libc::SYS_write
                 | libc::SYS_pwrite64
