@@ -79,6 +79,7 @@ pub(crate) struct Notes {
     pub(crate) dropped: Vec<Range<u64>>,
     pub(crate) shared: bool,
     pub(crate) handled: bool,
+    pub(crate) served: bool,
     pub(crate) forked: bool,
     pub(crate) reported: bool,
     pub(crate) child: Option<fn(&mut ThreadContext, &mut System) -> i32>,
@@ -112,6 +113,10 @@ impl Engine for Notes {
 
     fn faults_are_handled(&mut self) {
         self.handled = true;
+    }
+
+    fn faults_are_served(&mut self) {
+        self.served = true;
     }
 
     fn after_fork_child(&mut self, _context: &ThreadContext) {

@@ -3,7 +3,8 @@
  * program prints that.
  *
  * Hard for a translator: a plain access waits for another guest thread, so it must hold no lock
- * then. */
+ * then. A signal of the translator's would interrupt that access, and the other thread would read
+ * of the same fault twice. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -23,7 +24,7 @@ static int fd;
 static int filled;
 
 static int open_faults(uint64_t features) {
-    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
     struct uffdio_api api = {.api = UFFD_API, .features = features};
     if (fd < 0 || ioctl(fd, UFFDIO_API, &api) != 0) {
         puts("no user faults here");
@@ -43,7 +44,11 @@ static void *fill(void *start) {
     static unsigned char page[PAGE] __attribute__((aligned(PAGE)));
     for (filled = 0; filled < PAGES; filled++) {
         struct uffd_msg message;
+        struct pollfd faults = {.fd = fd, .events = POLLIN};
+        CHECK(poll(&faults, 1, -1) == 1);
         CHECK(read(fd, &message, sizeof message) == sizeof message && message.event == UFFD_EVENT_PAGEFAULT);
+        /* Nothing interrupts the wait, so nobody hears of the fault again. */
+        CHECK(poll(&faults, 1, filled % 2) == 0);
         uint64_t place = message.arg.pagefault.address & -(uint64_t)PAGE;
         memset(page, (int)((place - (uintptr_t)start) / PAGE * 7), PAGE);
         struct uffdio_copy copy = {.dst = place, .src = (uintptr_t)page, .len = PAGE};

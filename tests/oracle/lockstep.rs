@@ -106,6 +106,7 @@ impl dynasour_runtime::changes::Code for NoEngine {
 impl Engine for NoEngine {
     fn private_memory_lost(&mut self) {}
     fn faults_are_handled(&mut self) {}
+    fn faults_are_served(&mut self) {}
     fn after_fork_child(&mut self, _context: &ThreadContext) {}
     fn report(&mut self, _: &System) {}
     fn run_vfork_child(&mut self, _: &mut ThreadContext, _: &mut System) -> ! {

@@ -155,7 +155,11 @@ impl Job for HelperJob {
             std::thread::sleep(SLOW);
         }
         deliver(&inbox, compiled);
-        peer.notify();
+        if machine.peers.serves_faults() {
+            peer.leave_note();
+        } else {
+            peer.notify();
+        }
     }
 
     fn drop_it(self: Box<Self>) {

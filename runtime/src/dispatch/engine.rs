@@ -75,6 +75,10 @@ impl Engine for Dispatcher {
         }
     }
 
+    fn faults_are_served(&mut self) {
+        self.machine.peers.faults_are_served();
+    }
+
     fn after_fork_child(&mut self, context: &ThreadContext) {
         events::disconnect();
         if !self.copies_blocks() {

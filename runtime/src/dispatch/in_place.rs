@@ -17,8 +17,8 @@
 //! ([`super::call_sites`]): the thread is interpreted until it comes there again
 //! ([`Dispatcher::approach`]).
 //!
-//! What direct execution cannot share (a GS base of the guest's own, addresses that the guest
-//! wants) ends it for the whole process: [`Machine::leave_direct`](super::Machine::leave_direct).
+//! What direct execution cannot share (a GS base of the guest's own, faults that the guest serves,
+//! addresses that the guest wants) ends it for the whole process: [`Machine::leave_direct`](super::Machine::leave_direct).
 //!
 //! Used by the thread of the dispatcher only; no lock.
 //!
@@ -127,8 +127,9 @@ impl Dispatcher {
         if self.in_place.dispatch == Dispatch::WithStubs && sites.is_closed() {
             self.in_place.turn_on(context, false);
         }
-        // GS is the host's while guest code runs in place.
-        if self.in_place.dispatch == Dispatch::Impossible || context.gs_base != 0 {
+        // GS is the host's while guest code runs in place. Only signals make a thread leave such code.
+        let shares = context.gs_base == 0 && !self.machine.peers.serves_faults();
+        if self.in_place.dispatch == Dispatch::Impossible || !shares {
             let made = self.machine.leave_direct(&self.peer);
             self.fragments_made(made, system);
             self.forget_fragments();

@@ -27,6 +27,12 @@
 //! a thread that is seen in the cache is called, and a thread that leaves the cache while a call is
 //! under way waits until the signal has arrived.
 //!
+//! **Served faults.** A thread in the cache may wait in a fault until another thread of the guest's fills
+//! the page (userfaultfd(2)). A signal interrupts that; the access then faults once more, and who fills
+//! the pages reads of the same fault twice. So once the guest can do that
+//! ([`Peers::faults_are_served`]), native code is dropped as a whole, and a thread is called only if it
+//! does not come out by itself for [`PATIENCE`]: the poster may be who fills the page.
+//!
 //! **Notes.** What the helper thread has compiled for a thread lies in an inbox. A *note* makes the thread
 //! come outside and look there ([`Peer::notify`]); the model of it is in `peers/notes.rs`.
 //!
@@ -56,11 +62,16 @@ use dynasour_guest::ThreadContext;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The most ranges that are posted to a thread one by one (guess). When there are more, one range
 /// replaces them all that covers them; too low drops blocks that have not changed.
 const MAX_STALE_RANGES: usize = 64;
+
+/// How long a thread that may wait in a served fault is not called (guess). Too high makes changes of
+/// code slow if the thread waits for the one that makes them; too low interrupts threads that the
+/// machine does not run just now.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// What a thread is doing; see the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -122,7 +133,7 @@ pub struct Peer {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PeerId(usize);
 
-/// A thread cannot be called: the signal could not be sent.
+/// A thread cannot be called: the signal could not be sent, or might interrupt a served fault.
 #[derive(Debug)]
 pub struct CallFailed;
 
@@ -313,10 +324,19 @@ impl Peer {
 
     /// Waits until the thread's state has changed since [`Peer::moves`] was `moves`.
     fn await_move(&self, moves: u64) {
+        self.await_move_until(moves, None);
+    }
+
+    /// The same, but not longer than until `end`. Returns whether the state has changed.
+    fn await_move_until(&self, moves: u64, end: Option<Instant>) -> bool {
         let mut backoff = Backoff::default();
         while self.moves.load(Ordering::Acquire) == moves {
+            if end.is_some_and(|end| Instant::now() >= end) {
+                return false;
+            }
             backoff.wait();
         }
+        true
     }
 
     /// Makes the thread stop interpreting, and leave native code at its next poll.
@@ -335,6 +355,8 @@ pub struct Peers {
     all: Mutex<Vec<Arc<Peer>>>,
     /// May threads run guest code in place?
     in_place: AtomicBool,
+    /// May threads wait in faults that other threads serve?
+    serves_faults: AtomicBool,
 }
 
 impl Peers {
@@ -351,11 +373,16 @@ impl Peers {
     /// Waits until every thread but `own` that was in the cache has left it. The caller has made
     /// all native code lead to the runtime, so this happens soon.
     pub fn await_out_of_cache(&self, own: &Peer) {
-        if !self.in_place.load(Ordering::Relaxed) {
-            return wait(&self.others(own), ThreadState::Cache);
+        let others = self.others(own);
+        let serves_faults = self.serves_faults();
+        if serves_faults || !self.in_place.load(Ordering::Relaxed) {
+            let end = serves_faults.then(|| Instant::now() + PATIENCE);
+            if wait(&others, ThreadState::Cache, end) {
+                return;
+            }
         }
         let mut backoff = Backoff::default();
-        while self.call_out(own).is_err() {
+        while call_out(&others).is_err() {
             backoff.wait();
         }
     }
@@ -363,18 +390,22 @@ impl Peers {
     /// Makes every thread but `own` leave the cache, if it is there, by a signal, and waits until
     /// it has. The caller has made some code unreachable. A thread that enters the cache again
     /// meanwhile does not find that code.
+    ///
+    /// # Errors
+    /// A thread cannot be called, or should not be: it may wait in a served fault.
     pub fn call_out(&self, own: &Peer) -> Result<(), CallFailed> {
-        let others = self.others(own);
-        let called: Vec<_> = others
-            .iter()
-            .map(|peer| peer.call().map(|moves| (peer, moves)))
-            .collect::<Result<_, _>>()?;
-        for (peer, moves) in called {
-            if let Some(moves) = moves {
-                peer.await_move(moves);
-            }
-        }
-        Ok(())
+        if self.serves_faults() { Err(CallFailed) } else { call_out(&self.others(own)) }
+    }
+
+    /// From now on threads may wait in faults that other threads serve, which signals would
+    /// interrupt. The caller has ended direct execution.
+    pub fn faults_are_served(&self) {
+        self.serves_faults.store(true, Ordering::SeqCst);
+    }
+
+    /// May threads wait in faults that other threads serve?
+    pub fn serves_faults(&self) -> bool {
+        self.serves_faults.load(Ordering::SeqCst)
     }
 
     /// From now on threads may run guest code in place. They count as in the cache, and do not
@@ -452,20 +483,34 @@ impl Posted {
     /// Waits until those threads that were interpreting have stopped. The caller is outside and
     /// holds no lock.
     pub fn await_interpreters(self) {
-        wait(&self.0, ThreadState::Interpreting);
+        wait(&self.0, ThreadState::Interpreting, None);
     }
 }
 
-/// Interrupts those of `peers` that are in `state`, and waits until each has changed its state. The
-/// caller is outside and holds no lock.
-fn wait(peers: &[Arc<Peer>], state: ThreadState) {
+/// See [`Peers::call_out`].
+fn call_out(peers: &[Arc<Peer>]) -> Result<(), CallFailed> {
+    let called: Vec<_> = peers
+        .iter()
+        .map(|peer| peer.call().map(|moves| (peer, moves)))
+        .collect::<Result<_, _>>()?;
+    for (peer, moves) in called {
+        if let Some(moves) = moves {
+            peer.await_move(moves);
+        }
+    }
+    Ok(())
+}
+
+/// Interrupts those of `peers` that are in `state`, and waits until each has changed its state, but not
+/// longer than until `end`. Returns whether they have. The caller is outside and holds no lock.
+fn wait(peers: &[Arc<Peer>], state: ThreadState, end: Option<Instant>) -> bool {
     let there = |peer: &Arc<Peer>| {
         Some(peer.moves.load(Ordering::SeqCst)).filter(|moves| ThreadState::of(*moves) == state)
     };
     let there: Vec<_> =
         peers.iter().filter_map(|peer| there(peer).map(|moves| (peer, moves))).collect();
     there.iter().for_each(|(peer, _)| peer.interrupt());
-    there.into_iter().for_each(|(peer, moves)| peer.await_move(moves));
+    there.into_iter().all(|(peer, moves)| peer.await_move_until(moves, end))
 }
 
 /// A wait loop's pauses: it spins, then yields, then sleeps.
@@ -530,6 +575,28 @@ mod tests {
         // Dropping native code does not wait for threads that interpret.
         peers.await_out_of_cache(&own);
         assert_eq!(context.pending.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn threads_that_may_wait_in_served_faults_are_not_called() {
+        let (peers, own, other) = two();
+        let mut context = ThreadContext::new();
+        assert!(other.enter(&mut context));
+        other.enter_cache();
+        peers.set_in_place();
+        peers.faults_are_served();
+        assert!(peers.call_out(&own).is_err());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while context.pending.load(Ordering::SeqCst) == 0 {
+                    std::thread::yield_now();
+                }
+                other.leave();
+            });
+            peers.await_out_of_cache(&own);
+        });
+        // It came out because it looked at `pending`.
+        assert_eq!(other.calls.load(Ordering::SeqCst), 0);
     }
 
     #[test]

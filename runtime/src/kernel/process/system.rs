@@ -87,6 +87,10 @@ pub trait Engine: Code {
     /// Notes that from now on the guest handles faults, so it can see its state at a fault.
     fn faults_are_handled(&mut self);
 
+    /// Notes that from now on a thread may wait in a fault that another one serves (userfaultfd(2)):
+    /// signals of the host's would interrupt that, which the guest could see.
+    fn faults_are_served(&mut self);
+
     /// In the child of a fork, which has a copy of everything: gives it caches of its own.
     fn after_fork_child(&mut self, context: &ThreadContext);
 

@@ -185,9 +185,17 @@ impl System {
             | libc::SYS_shmat
             | libc::SYS_shmdt => self.memory_call(engine, nr, call),
 
-            libc::SYS_io_setup | libc::SYS_io_uring_setup | libc::SYS_userfaultfd => {
+            libc::SYS_io_setup | libc::SYS_io_uring_setup => {
                 let done = self.pass(call);
                 engine.private_memory_lost();
+                done
+            }
+            libc::SYS_userfaultfd => {
+                let done = self.pass(call);
+                if matches!(done, Done::Value(0..)) {
+                    engine.private_memory_lost();
+                    engine.faults_are_served();
+                }
                 done
             }
 
