@@ -31,7 +31,8 @@
 //! call to the runtime, without the signal, if the instruction before the call sets the number, or if the patch
 //! begins with the `syscall`, and then whatever the number is. A site whose calls are made, and whose number is not set
 //! there, has a chain of stubs, up to [`MOST_NUMBERS`]. All other
-//! calls trap, or are brought to the runtime if the patch begins with the `syscall`.
+//! calls trap, or are brought to the runtime if the patch begins with the `syscall`; calls that are brought, though a
+//! stub could make them, are counted like traps.
 //!
 //! Data: [`CallSites`], one for the process, behind a lock of its own (number 8 in the order of
 //! `crate::sync`, before the patches). Invariants: each call that a stub makes is one that the
@@ -121,7 +122,7 @@ struct Patched {
     start: u64,
     /// The decision of its first stub, if that has one.
     decision: Option<u64>,
-    /// How many stubs it has for calls of a known number.
+    /// How many stubs it has that make calls of a known number.
     numbers: u32,
     /// Where the runtime gets its calls ([`Stub::again`]).
     again: u64,
@@ -304,7 +305,7 @@ fn known_start(call: u64, nr: u32) -> Option<u64> {
     if is_mov(call, nr) {
         return Some(call - MOV);
     }
-    (System::passes_on(i64::from(nr)) && Plan::of(call, call, nr).is_some()).then_some(call)
+    Plan::of(call, call, nr).is_some().then_some(call)
 }
 
 /// Is the instruction before the `syscall` at `call` `mov eax, nr`? Without observation that is
@@ -383,6 +384,14 @@ impl CallSites {
         None
     }
 
+    /// The guest's `syscall` of `brought` was brought to the runtime. If a stub could make it, that is counted as a trap.
+    pub fn brought(&self, brought: Traps, system: &System, pages: &CodePages) {
+        if self.kind(brought.nr) == Kind::Makes {
+            // A patched site need not be observed.
+            let _ = self.trapped(brought, system, pages);
+        }
+    }
+
     /// Counts traps at `call`. Returns how often it has trapped.
     fn count(&self, call: u64, times: u32) -> u32 {
         let mut sites = lock(&self.sites);
@@ -458,7 +467,9 @@ impl CallSites {
             sites.patched.get(&call).copied().filter(|known| patches::leads_to_stub(known.start));
         match known {
             // Another thread has patched it meanwhile.
-            Some(known) if known.start != start || known.decision.is_none() => return None,
+            Some(known) if known.start != start => return None,
+            // Its calls are brought, or it has one number.
+            Some(known) if known.decision.is_none() && start != call => return None,
             Some(known) if known.numbers >= MOST_NUMBERS => return None,
             None if patches::are_in(&(start..plan.end)) => return None,
             _ => {}
@@ -496,7 +507,7 @@ impl CallSites {
             let decision = miss
                 .filter(|_| kind == Kind::Makes)
                 .map(|_| call_stubs::decision(stub, call - start));
-            let numbers = known.map_or(1, |known| known.numbers + 1);
+            let numbers = known.map_or(0, |known| known.numbers) + u32::from(kind == Kind::Makes);
             sites.patched.insert(call, Patched { start, decision, numbers, again });
         })
     }

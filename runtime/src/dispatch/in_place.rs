@@ -177,9 +177,13 @@ impl Dispatcher {
                 }
                 self.handle_stop(context, system, Stop::<Selected>::Syscall)
             }
-            Left::Brought => self.handle_stop(context, system, Stop::<Selected>::Syscall),
+            Left::Brought => {
+                self.brought(context, system);
+                self.handle_stop(context, system, Stop::<Selected>::Syscall)
+            }
             Left::BroughtInside => {
                 let behind = context.rip;
+                self.brought(context, system);
                 let outcome = self.handle_stop(context, system, Stop::<Selected>::Syscall);
                 let goes_on = matches!(outcome, Outcome::Continue) && context.rip == behind;
                 if goes_on
@@ -197,6 +201,11 @@ impl Dispatcher {
             }
             Left::Fault => self.faulted_in_place(context, system),
         }
+    }
+
+    /// The guest's call was brought by a stub.
+    fn brought(&self, context: &ThreadContext, system: &System) {
+        self.machine.call_sites.brought(trap(context), system, &self.machine.pages);
     }
 
     /// Interprets one instruction on the way to a hot site, and patches that if it has come there.

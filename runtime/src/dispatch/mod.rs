@@ -109,6 +109,8 @@ pub struct Dispatcher {
     compilations: Compilations,
     /// How the guest came to the pc at which native code is to be entered next.
     arrival: Arrival,
+    /// Where the guest has made system calls.
+    known_calls: stretch::KnownCalls,
     /// What the thread needs to run guest code in place.
     in_place: InPlace,
     /// The calls of a vfork's child.
@@ -147,6 +149,7 @@ impl Dispatcher {
             allocator: Allocator::default(),
             compilations: Compilations::default(),
             arrival: Arrival::default(),
+            known_calls: stretch::KnownCalls::default(),
             in_place: InPlace::default(),
             child_calls: ChildCalls::default(),
             entrances: Entrances::default(),

@@ -98,6 +98,36 @@ pub(super) enum Ended {
     Outside,
 }
 
+/// Where the guest has made system calls, some of the places at least: no block begins there, so none
+/// is looked for. The instruction there is interpreted, whatever it is by now.
+pub(super) struct KnownCalls([u64; KnownCalls::MOST]);
+
+impl KnownCalls {
+    /// The most places (guess; fewer make places with the same hash forget each other).
+    const MOST: usize = 64;
+
+    fn slot(pc: u64) -> usize {
+        (pc ^ (pc >> 8)) as usize % Self::MOST
+    }
+
+    fn has(&self, pc: u64) -> bool {
+        self.0[Self::slot(pc)] == pc
+    }
+
+    /// The instruction at `pc` was interpreted; was it a system call?
+    fn note(&mut self, pc: u64, is_call: bool) {
+        if is_call || self.has(pc) {
+            self.0[Self::slot(pc)] = if is_call { pc } else { u64::MAX };
+        }
+    }
+}
+
+impl Default for KnownCalls {
+    fn default() -> KnownCalls {
+        KnownCalls([u64::MAX; KnownCalls::MOST])
+    }
+}
+
 impl Dispatcher {
     /// Executes one stretch of guest code, leaves guest code, and handles the stretch's end.
     pub(super) fn stretch(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
@@ -173,7 +203,13 @@ impl Dispatcher {
                     let left = during(Phase::Native, || unsafe { in_place::run(context) });
                     self.after_native(None, left, context, &*code)
                 }
-                Execution::Instruction => self.interpret_one(context),
+                Execution::Instruction => {
+                    let pc = context.rip;
+                    let ended = self.interpret_one(context);
+                    let is_call = matches!(ended, Some(Ended::Stopped(Stop::Syscall)));
+                    self.known_calls.note(pc, is_call);
+                    ended
+                }
                 Execution::Interpret => match self.interpret(context) {
                     Stop::Policy(Selected::Native) => None,
                     stop => Some(Ended::Stopped(stop)),
@@ -194,6 +230,10 @@ impl Dispatcher {
         }
         if machine.is_direct() && !machine.is_traced() {
             return Self::in_place(context);
+        }
+        if self.known_calls.has(context.rip) && !machine.is_direct() {
+            self.arrival = Arrival::default();
+            return Execution::Instruction;
         }
         let Some(mut fragments) = machine.fragments() else { return Execution::Interpret };
         fragments.end_pauses();

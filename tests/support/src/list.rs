@@ -180,6 +180,7 @@ macro_rules! for_each_guest {
             gs_base: "gs_base.c",
             call_sites: "call_sites.c" .flags(&["-pthread"]),
             call_sites_short: "call_sites_short.c" .flags(&["-pthread"]),
+            call_sites_any: "call_sites_any.c" .flags(&["-pthread"]),
             calls_sampled: "calls_sampled.c" .flags(&["-pthread"]) .args(&["10"]),
             vsyscall: "vsyscall.c" .flags(&["-mno-red-zone"]),
             return_slots: "return_slots.c" .flags(&["-mno-red-zone"]),
