@@ -109,8 +109,8 @@ pub struct Dispatcher {
     compilations: Compilations,
     /// How the guest came to the pc at which native code is to be entered next.
     arrival: Arrival,
-    /// Where the guest has made system calls.
-    known_calls: stretch::KnownCalls,
+    /// Where the guest has executed instructions that the runtime performs.
+    known_stops: stretch::KnownStops,
     /// What the thread needs to run guest code in place.
     in_place: InPlace,
     /// The calls of a vfork's child.
@@ -149,7 +149,7 @@ impl Dispatcher {
             allocator: Allocator::default(),
             compilations: Compilations::default(),
             arrival: Arrival::default(),
-            known_calls: stretch::KnownCalls::default(),
+            known_stops: stretch::KnownStops::default(),
             in_place: InPlace::default(),
             child_calls: ChildCalls::default(),
             entrances: Entrances::default(),

@@ -98,11 +98,12 @@ pub(super) enum Ended {
     Outside,
 }
 
-/// Where the guest has made system calls, some of the places at least: no block begins there, so none
-/// is looked for. The instruction there is interpreted, whatever it is by now.
-pub(super) struct KnownCalls([u64; KnownCalls::MOST]);
+/// Where the guest has executed instructions that the runtime performs (system calls, `fnstenv`), some of
+/// the places at least: no block begins there, so none is looked for. The instruction there is
+/// interpreted, whatever it is by now.
+pub(super) struct KnownStops([u64; KnownStops::MOST]);
 
-impl KnownCalls {
+impl KnownStops {
     /// The most places (guess; fewer make places with the same hash forget each other).
     const MOST: usize = 64;
 
@@ -114,17 +115,17 @@ impl KnownCalls {
         self.0[Self::slot(pc)] == pc
     }
 
-    /// The instruction at `pc` was interpreted; was it a system call?
-    fn note(&mut self, pc: u64, is_call: bool) {
-        if is_call || self.has(pc) {
-            self.0[Self::slot(pc)] = if is_call { pc } else { u64::MAX };
+    /// The instruction at `pc` was interpreted. Does the runtime perform it?
+    fn note(&mut self, pc: u64, is_stop: bool) {
+        if is_stop || self.has(pc) {
+            self.0[Self::slot(pc)] = if is_stop { pc } else { u64::MAX };
         }
     }
 }
 
-impl Default for KnownCalls {
-    fn default() -> KnownCalls {
-        KnownCalls([u64::MAX; KnownCalls::MOST])
+impl Default for KnownStops {
+    fn default() -> KnownStops {
+        KnownStops([u64::MAX; KnownStops::MOST])
     }
 }
 
@@ -206,8 +207,11 @@ impl Dispatcher {
                 Execution::Instruction => {
                     let pc = context.rip;
                     let ended = self.interpret_one(context);
-                    let is_call = matches!(ended, Some(Ended::Stopped(Stop::Syscall)));
-                    self.known_calls.note(pc, is_call);
+                    let is_stop = matches!(
+                        ended,
+                        Some(Ended::Stopped(Stop::Syscall | Stop::Special { .. }))
+                    );
+                    self.known_stops.note(pc, is_stop);
                     ended
                 }
                 Execution::Interpret => match self.interpret(context) {
@@ -231,7 +235,7 @@ impl Dispatcher {
         if machine.is_direct() && !machine.is_traced() {
             return Self::in_place(context);
         }
-        if self.known_calls.has(context.rip) && !machine.is_direct() {
+        if self.known_stops.has(context.rip) && !machine.is_direct() {
             self.arrival = Arrival::default();
             return Execution::Instruction;
         }
