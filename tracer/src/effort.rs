@@ -94,6 +94,13 @@ impl Effort {
         Effort { spent, spent_on_traces, compiled, made, refused, lost, since, budget, clock }
     }
 
+    /// The calling thread is that of a forked child: its processor time begins anew, so what has been
+    /// spent does, too. What was learned of the program stays.
+    pub fn restart(&mut self) {
+        (self.spent, self.spent_on_traces) = (0, 0);
+        (self.made, self.since) = (false, None);
+    }
+
     /// May another attempt be made?
     pub fn is_affordable(&self) -> bool {
         self.budget.is_none_or(|Budget { free, part }| {
@@ -195,6 +202,8 @@ mod tests {
         assert!(!effort.is_affordable());
         effort.end();
         assert_eq!(effort.spent, u64::MAX / 2, "nothing had begun");
+        effort.restart();
+        assert!(effort.is_affordable(), "a forked child has its own time");
     }
 
     #[test]

@@ -88,6 +88,7 @@ impl Engine for Dispatcher {
         self.in_place = InPlace::default();
         self.selector.traces.dispatch.clear();
         self.abandon(AbortReason::Flushed);
+        self.effort.restart();
         self.forget_race(context);
         self.compilations = Compilations::default();
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
