@@ -465,16 +465,17 @@ impl CallSites {
         // The patch may have been taken back because its page was read.
         let known =
             sites.patched.get(&call).copied().filter(|known| patches::leads_to_stub(known.start));
+        let kind = self.kind(nr);
         match known {
             // Another thread has patched it meanwhile.
             Some(known) if known.start != start => return None,
-            // Its calls are brought, or it has one number.
+            // It has one number, or brings this one already.
             Some(known) if known.decision.is_none() && start != call => return None,
+            Some(_) if kind == Kind::Brings => return None,
             Some(known) if known.numbers >= MOST_NUMBERS => return None,
             None if patches::are_in(&(start..plan.end)) => return None,
             _ => {}
         }
-        let kind = self.kind(nr);
         if kind == Kind::Brings && !plan.sets_number && start != call {
             return None;
         }

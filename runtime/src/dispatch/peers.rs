@@ -398,7 +398,7 @@ impl Peers {
     }
 
     /// From now on threads may wait in faults that other threads serve, which signals would
-    /// interrupt. The caller has ended direct execution.
+    /// interrupt. Direct execution ends before the caller's guest goes on.
     pub fn faults_are_served(&self) {
         self.serves_faults.store(true, Ordering::SeqCst);
     }

@@ -207,10 +207,8 @@ impl Dispatcher {
                 Execution::Instruction => {
                     let pc = context.rip;
                     let ended = self.interpret_one(context);
-                    let is_stop = matches!(
-                        ended,
-                        Some(Ended::Stopped(Stop::Syscall | Stop::Special { .. }))
-                    );
+                    let is_stop =
+                        matches!(ended, Some(Ended::Stopped(Stop::Syscall | Stop::Special { .. })));
                     self.known_stops.note(pc, is_stop);
                     ended
                 }
@@ -474,6 +472,23 @@ mod tests {
     use crate::changes::CodePages;
     use crate::config::Tier;
     use crate::testing::in_child;
+
+    #[test]
+    fn places_are_known_until_something_else_is_executed_there() {
+        let mut stops = super::KnownStops::default();
+        assert!(!stops.has(0) && !stops.has(0x40_1000));
+        stops.note(0x40_1000, true);
+        stops.note(0x40_1007, false);
+        assert!(stops.has(0x40_1000) && !stops.has(0x40_1007));
+        stops.note(0x40_1000, false);
+        assert!(!stops.has(0x40_1000));
+        stops.note(0x40_1000, true);
+        let same_slot = 0x40_1000 + (1 << 16);
+        stops.note(same_slot, false);
+        assert!(stops.has(0x40_1000), "nothing is forgotten for what is no stop");
+        stops.note(same_slot, true);
+        assert!(stops.has(same_slot) && !stops.has(0x40_1000));
+    }
 
     #[test]
     fn a_thread_that_could_not_enter_guest_code_is_out_of_the_cache() {
