@@ -28,7 +28,7 @@
 //! sets `pending`, finds rip within `enter_window` and sets it to `abort`. `enter` returns
 //! [`ABORTED`], and the runtime delivers the signal.
 
-use crate::asm::{Asm, Assembler, Label, Mem, NOT_EQUAL, RAX, RBP, RBX, RDI, RDX, RSI, RSP};
+use crate::asm::{Asm, Assembler, EQUAL, Label, Mem, NOT_EQUAL, RAX, RBP, RBX, RDI, RDX, RSI, RSP};
 use crate::cache::{Cache, CacheError};
 use crate::cpu::Cpu;
 use dynasour_guest::context::{
@@ -185,7 +185,12 @@ fn save_extended(code: &mut Asm<u64>, host: Label, cpu: &Cpu) {
     if cpu.avx {
         code.vzeroupper();
     }
+    // `fninit` takes as long as ten other instructions, and most guests do not use the x87.
+    let is_initial = code.label();
+    code.test_lowest_bit(Mem::at(RDI).plus(offset::XSTATE_BV as i32));
+    code.jcc_short(EQUAL, is_initial);
     code.fninit();
+    code.bind(is_initial);
     code.push_imm(HOST_MXCSR as i32);
     code.ldmxcsr(Mem::at(RSP));
     code.pop(RAX);

@@ -218,6 +218,9 @@ pub mod offset {
     pub const SCRATCH: usize = offset_of!(ThreadContext, scratch);
     /// `xstate`
     pub const XSTATE: usize = offset_of!(ThreadContext, xstate);
+    /// The lowest byte of XSTATE_BV in `xstate`: bit 0 is clear if the x87 state is the initial one (Intel
+    /// SDM vol. 1, 13.4.2)
+    pub const XSTATE_BV: usize = XSTATE + 512;
     /// `fault_rip`
     pub const FAULT_RIP: usize = offset_of!(ThreadContext, fault_rip);
     /// `landings[0]`

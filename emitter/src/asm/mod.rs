@@ -54,6 +54,7 @@ pub(crate) const RDI: u8 = 7;
 
 /// The condition "not equal", as instructions number it.
 pub(crate) const NOT_EQUAL: u8 = 5;
+pub(crate) const EQUAL: u8 = 4;
 
 /// A rel32 field that may be patched lies within this many aligned bytes: it is then written by one
 /// store.
@@ -279,6 +280,11 @@ pub(crate) trait Assembler {
     fn cmp_zero(&mut self, is_wide: bool, memory: Mem) {
         let opcode = if is_wide { Opcode::wide(0x83) } else { Opcode::one(0x83) };
         self.put(Inst::memory(opcode, 7, memory).imm(&[0]));
+    }
+
+    /// `test byte [memory], 1`
+    fn test_lowest_bit(&mut self, memory: Mem) {
+        self.put(Inst::memory(Opcode::one(0xf6), 0, memory).imm(&[1]));
     }
 
     /// `pext to, from, mask`

@@ -182,8 +182,11 @@ dynasour_in_place_aborted:
     test byte ptr [rip + {mask}], 4
     jz 3f
     vzeroupper
-3:  fninit
-    push {host_mxcsr}
+3:  mov rdi, gs:[{this}]
+    test byte ptr [rdi + {xstate_bv}], 1
+    jz 4f
+    fninit
+4:  push {host_mxcsr}
     ldmxcsr [rsp]
     pop rax
     mov rax, gs:[{host_fs_base}]
@@ -211,6 +214,7 @@ dynasour_in_place_aborted:
     host_fs_base = const offset::HOST_FS_BASE,
     this = const offset::THIS,
     xstate = const offset::XSTATE,
+    xstate_bv = const offset::XSTATE_BV,
     extended_away = const offset::EXTENDED_AWAY,
     exit_site = const offset::EXIT_SITE,
     left = const IN_PLACE_LEFT,
