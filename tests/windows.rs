@@ -10,7 +10,7 @@
 //! there. At the following marker the guest must have handled the signal before its loop ended, and
 //! its sum must be right.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::io;
 use std::ops::Range;
@@ -405,19 +405,23 @@ fn instructions(process: &mut Traced) -> Vec<u64> {
     instructions_in(process, &places)
 }
 
-/// As [`instructions`], of several stretches, between which a race that never ends changes sides.
+/// As [`instructions`], of several stretches, while a race that never ends changes sides: of four, and
+/// of more if each of these executes both sides, since stepping takes long on a busy machine.
 fn instructions_of_sides(process: &mut Traced) -> Vec<u64> {
-    let mut found = instructions(process);
-    let of_one = found.len();
-    for _ in 0..3 {
+    const STRETCHES: Range<usize> = 4..40;
+    let mut found = BTreeSet::from_iter(instructions(process));
+    let mut shortest = found.len();
+    let mut stretches = 1;
+    while stretches < STRETCHES.start || shortest == found.len() && stretches < STRETCHES.end {
         process.next_marker();
-        found.extend(instructions(process));
+        let one = BTreeSet::from_iter(instructions(process));
+        shortest = shortest.min(one.len());
+        found.extend(one);
+        stretches += 1;
     }
-    found.sort_unstable();
-    found.dedup();
-    println!("{of_one} instructions in a stretch, {} in four", found.len());
-    assert!(found.len() > of_one, "the sides are different code");
-    found
+    println!("{shortest} instructions in a stretch, {} in {stretches}", found.len());
+    assert!(found.len() > shortest, "the sides are different code");
+    found.into_iter().collect()
 }
 
 /// As [`instructions`], with those of the guest in place, and of the way between the two.
