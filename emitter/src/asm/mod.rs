@@ -52,9 +52,10 @@ pub(crate) const RBP: u8 = 5;
 pub(crate) const RSI: u8 = 6;
 pub(crate) const RDI: u8 = 7;
 
-/// The condition "not equal", as instructions number it.
-pub(crate) const NOT_EQUAL: u8 = 5;
+/// The condition "equal", as instructions number it.
 pub(crate) const EQUAL: u8 = 4;
+/// The condition "not equal".
+pub(crate) const NOT_EQUAL: u8 = 5;
 
 /// A rel32 field that may be patched lies within this many aligned bytes: it is then written by one
 /// store.

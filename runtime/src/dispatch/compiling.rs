@@ -156,6 +156,7 @@ impl Job for HelperJob {
         }
         deliver(&inbox, compiled);
         if machine.peers.serves_faults() {
+            // It may wait in one, and comes out by itself some time.
             peer.leave_note();
         } else {
             peer.notify();

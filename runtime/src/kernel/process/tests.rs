@@ -214,6 +214,17 @@ fn a_thread_has_an_identity_and_an_end() {
 }
 
 #[test]
+fn faults_are_served_once_there_is_a_descriptor_for_that() {
+    with_machine(|m| {
+        assert!(m.result(libc::SYS_userfaultfd, &[u64::MAX]) < 0, "no such flags");
+        assert!(!m.engine.served);
+        // It may not be allowed here.
+        let descriptor = m.result(libc::SYS_userfaultfd, &[libc::O_CLOEXEC as u64]);
+        assert_eq!((m.engine.served, m.engine.shared), (descriptor >= 0, descriptor >= 0));
+    });
+}
+
+#[test]
 fn impossible_threads_are_refused() {
     with_machine(|m| {
         let error = -i64::from(libc::EINVAL);
