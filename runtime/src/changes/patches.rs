@@ -153,12 +153,14 @@ pub(super) struct Patches {
     pub(super) hiding: Hiding,
 }
 
-/// A page with patches.
+/// A page with patches, or one whose patches are out for a while.
 #[derive(Debug)]
 struct PatchedPage {
     patches: u32,
     /// Its bytes before the first patch, if they were a file's, and not in a copy.
     of_file: Option<Box<[u8]>>,
+    /// Has a patch been written there? The page is this process's own copy then.
+    is_copy: bool,
 }
 
 pub(super) static PATCHES: Mutex<Patches> = Mutex::new(Patches {
@@ -225,16 +227,12 @@ impl Patch {
         (1..LEN).filter(move |n| inner >> n & 1 == 0)
     }
 
-    /// Writes the jump. False if memory cannot be written.
-    fn write(&self, site: u64) -> bool {
-        let code = CodeWriter::open();
-        if !SHARED.load(Ordering::SeqCst) {
-            // The only thread is here.
-            let written = code.write(site, &self.jump[..1])
-                && code.write(site + self.offset(1), &self.jump[1..]);
-            serialise();
-            return written;
+    /// Writes the jump. False if memory cannot be written. `to_copy`: see [`host::write_alone`].
+    fn write(&self, site: u64, to_copy: bool) -> bool {
+        if !is_shared() {
+            return self.write_alone(site, self.jump, to_copy);
         }
+        let code = CodeWriter::open();
         let byte = |n: usize, byte: u8| code.write(site + self.offset(n), &[byte]);
         let mut written = byte(0, INT3) && self.inner().all(|n| byte(n, self.jump[n]));
         serialise();
@@ -246,19 +244,36 @@ impl Patch {
         written
     }
 
+    /// The only thread writes these bytes where the jump's stand. The first byte of a conditional jump
+    /// stays the same.
+    fn write_alone(&self, site: u64, bytes: [u8; LEN], to_copy: bool) -> bool {
+        let first = usize::from(self.gap > 0);
+        let written = host::write_alone(site + self.offset(first), &bytes[first..], to_copy);
+        serialise_this();
+        written
+    }
+
     /// Gives the guest its own bytes back. What another writer (the guest, by `/proc/self/mem`) has
     /// put over the patch stays.
-    fn take_back(&self, site: u64) {
+    fn take_back(&self, site: u64, to_copy: bool) {
         let mut there = [0; LEN + 1];
         let there = &mut there[..self.len() as usize];
         if memory::copy_code(site, there) != there.len() {
             return;
         }
-        let code = CodeWriter::open();
         let is_ours = |n: usize| {
             let there = there[self.offset(n) as usize];
             there == self.jump[n] || n == 0 && there == INT3
         };
+        if !is_shared() {
+            let bytes = std::array::from_fn(|n| match is_ours(n) {
+                true => self.own[n],
+                false => there[self.offset(n) as usize],
+            });
+            self.write_alone(site, bytes, to_copy);
+            return;
+        }
+        let code = CodeWriter::open();
         let give_back = |n: usize| {
             if is_ours(n) {
                 code.write(site + self.offset(n), &[self.own[n]]);
@@ -325,7 +340,10 @@ pub fn write(site: u64, new: NewPatch) -> bool {
     patches.trapping.extend(std::iter::once(0).chain(patch.inner()).map(|n| site + n as u64));
     // Host code that reads the site from now on gets the guest's own bytes.
     patches.insert(site, patch);
-    let written = patch.write(site);
+    let written = patch.write(site, patches.are_copies(site, &patch));
+    for page in patch.pages(site) {
+        patches.pages.entry(page).and_modify(|patched| patched.is_copy |= written);
+    }
     if !written {
         patches.remove(site);
     }
@@ -360,7 +378,7 @@ impl Patches {
                 if of_file.is_some() && self.hiding.is_possible() && become_copy(page) {
                     self.hiding.hide(page);
                 }
-                PatchedPage { patches: 0, of_file }
+                PatchedPage { patches: 0, of_file, is_copy: false }
             });
             patched.patches += 1;
         }
@@ -376,25 +394,45 @@ impl Patches {
         if at_head { Some(head) } else { self.back_edges.get(&head).copied() }
     }
 
-    /// Takes a patch back.
+    /// Are the pages of the patch this process's own copies?
+    fn are_copies(&self, site: u64, patch: &Patch) -> bool {
+        patch.pages(site).all(|page| self.pages.get(&page).is_some_and(|patched| patched.is_copy))
+    }
+
+    /// Takes a patch back, for good.
     fn remove(&mut self, site: u64) {
-        let Some(patch) = self.all.get(&site).copied() else { return };
-        patch.take_back(site);
+        if let Some(patch) = self.take_out(site) {
+            self.close_pages(page_down(site)..site + patch.len());
+        }
+    }
+
+    /// Takes a patch back. Its pages stay as they are, though they may have no patches any more.
+    fn take_out(&mut self, site: u64) -> Option<Patch> {
+        let patch = self.all.get(&site).copied()?;
+        patch.take_back(site, self.are_copies(site, &patch));
         self.all.remove(&site);
         if let Purpose::BackEdge(head) = patch.purpose {
             self.back_edges.remove(&head);
         }
         for page in patch.pages(site) {
-            let Some(patched) = self.pages.get_mut(&page) else { continue };
-            patched.patches -= 1;
-            if patched.patches == 0 {
-                if let Some(of_file) = &patched.of_file {
-                    give_up_copy(page, of_file);
-                }
-                self.pages.remove(&page);
-                self.hiding.unhide(page);
-            }
+            self.pages.entry(page).and_modify(|patched| patched.patches -= 1);
         }
+        Some(patch)
+    }
+
+    /// The pages in `range` without patches become what they were before their first ones.
+    fn close_pages(&mut self, range: Range<u64>) {
+        let hiding = &mut self.hiding;
+        self.pages.retain(|page, patched| {
+            if patched.patches > 0 || !range.contains(page) {
+                return true;
+            }
+            if let Some(of_file) = &patched.of_file {
+                give_up_copy(*page, of_file);
+            }
+            hiding.unhide(*page);
+            false
+        });
     }
 
     /// Takes the patches with displaced bytes in `range` back that are wanted. Returns the sites of
@@ -407,6 +445,8 @@ impl Patches {
         let found: Vec<(u64, Patch)> =
             self.within(range).filter(|(_, patch)| wanted(patch)).collect();
         found.iter().for_each(|(site, _)| self.remove(*site));
+        // Those whose patches are out, too: they are about to change.
+        self.close_pages(page_down(range.start)..range.end);
         let of_calls = found.into_iter().filter(|(_, patch)| patch.purpose == Purpose::Call);
         of_calls.map(|(site, _)| site).collect()
     }
@@ -476,7 +516,8 @@ pub fn take_back_from(head: u64) {
 }
 
 /// Takes the patch back, for a while, by which the guest enters the trace at `head`. Returns where it stood, and
-/// the patch for [`write()`], before which the caller finds out whether the guest's bytes are still the same.
+/// the patch for [`write()`], before which the caller finds out whether the guest's bytes are still the same. The
+/// pages stay copies, and hidden, until the caller calls [`none_is_out`].
 pub fn take_out(head: u64) -> Option<(u64, NewPatch)> {
     let mut patches = lock(&PATCHES);
     let site = patches.entering(head)?;
@@ -488,8 +529,13 @@ pub fn take_out(head: u64) -> Option<(u64, NewPatch)> {
         inner: patch.inner,
         to: patch.leads_to(site),
     };
-    patches.remove(site);
+    patches.take_out(site);
     Some((site, new))
+}
+
+/// Each patch that was taken out has been written again, or never will be.
+pub fn none_is_out() {
+    lock(&PATCHES).close_pages(0..u64::MAX);
 }
 
 /// Takes all patches of calls back.
@@ -624,8 +670,30 @@ fn serialise() {
         command(REGISTER_SYNC_CORE);
         command(SYNC_CORE);
     }
-    // This processor, too.
-    std::arch::x86_64::__cpuid(0);
+    serialise_this();
+}
+
+/// Makes this processor fetch its code anew. `iretq` serialises as `cpuid` does (Intel SDM vol. 3,
+/// "Serializing Instructions"), which takes 4 µs in a virtual machine.
+fn serialise_this() {
+    // SAFETY: returns to the instruction behind it, with the same stack and flags.
+    unsafe {
+        std::arch::asm!(
+            "mov {selector:e}, ss",
+            "mov {stack}, rsp",
+            "push {selector}",
+            "push {stack}",
+            "pushfq",
+            "mov {selector:e}, cs",
+            "push {selector}",
+            "lea {selector}, [rip + 2f]",
+            "push {selector}",
+            "iretq",
+            "2:",
+            selector = out(reg) _,
+            stack = out(reg) _,
+        );
+    }
 }
 
 #[cfg(test)]

@@ -463,6 +463,7 @@ impl Dispatcher {
                 self.entrances.want(head);
             }
         }
+        patches::none_is_out();
     }
 
     /// The patch at a gate apart is taken back.
