@@ -7,6 +7,16 @@
 //! high                         stack, brk, the cache's writable view, everything of the host
 //! ```
 //!
+//! If a program has its break behind its data ([`Brk::behind`]), everything of ours lies as high as it can below 2
+//! GiB, so that the break can grow ([`Layout`]):
+//!
+//! ```text
+//! behind the data .. 0x7000_0000   the break
+//! .. 0x7800_0000                   the code cache's executable view, which ends there
+//! 0x7800_0000 .. 0x7f00_0000       images that are placed after the program
+//! 0x7f00_0000 .. 0x8000_0000       stubs of system calls
+//! ```
+//!
 //! Images are placed low for two reasons: code made from them reaches their RIP-relative operands
 //! from the cache, and a return address is a 32-bit immediate. Correctness does not depend on it:
 //! where there is no room the kernel chooses the address, and generated code uses its general
@@ -28,7 +38,7 @@ mod views;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
@@ -44,10 +54,50 @@ pub use views::Views;
 pub const PAGE: u64 = 4096;
 
 /// Addresses of guest images and file-backed code.
-pub const LOW: Range<u64> = 0x1_0000..0x2000_0000;
+pub const LOW: Range<u64> = Layout::Usual.images();
 
-/// Addresses of the code cache's executable view and its constant tables.
-pub const CACHE: Range<u64> = 0x2000_0000..0x4000_0000;
+/// Where a break behind a program's data ends.
+const BREAK_END: u64 = 0x7000_0000;
+
+/// Which addresses below 2 GiB are for what. See the module.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Layout {
+    /// That of most processes.
+    Usual,
+    /// The break lies behind the program's data.
+    BreakBehind,
+}
+
+impl Layout {
+    /// That of this process. It is known once the program is loaded.
+    pub fn current() -> Layout {
+        if IS_BREAK_BEHIND.load(Ordering::Relaxed) { Layout::BreakBehind } else { Layout::Usual }
+    }
+
+    /// Addresses of guest images and file-backed code.
+    pub const fn images(self) -> Range<u64> {
+        match self {
+            Layout::Usual => 0x1_0000..0x2000_0000,
+            Layout::BreakBehind => 0x7800_0000..0x7f00_0000,
+        }
+    }
+
+    /// Where `size` bytes for the code cache's executable view and its constant tables are tried first.
+    pub const fn cache(self, size: u64) -> u64 {
+        match self {
+            Layout::Usual => Layout::Usual.images().end,
+            Layout::BreakBehind => Layout::BreakBehind.images().start - size,
+        }
+    }
+
+    /// Where stubs of system calls are tried first: apart from the code cache.
+    pub const fn stubs(self) -> u64 {
+        match self {
+            Layout::Usual => 0x2f00_0000,
+            Layout::BreakBehind => Layout::BreakBehind.images().end,
+        }
+    }
+}
 
 /// One past the last user address (four-level paging, less the guard page).
 pub const USER_END: u64 = (1 << 47) - PAGE;
@@ -62,6 +112,9 @@ const ATTEMPTS: usize = 8;
 /// The unmapped ranges between the segments of images, and the one behind an image for a break. The
 /// lock is held only to look or to add, by callers that keep other threads from forking meanwhile.
 static HOLES: Mutex<Vec<Range<u64>>> = Mutex::new(Vec::new());
+
+/// Is the layout [`Layout::BreakBehind`]?
+static IS_BREAK_BEHIND: AtomicBool = AtomicBool::new(false);
 
 /// The address to try for the next image.
 static NEXT_LOW: AtomicU64 = AtomicU64::new(LOW.start);
@@ -79,18 +132,23 @@ pub const fn page_up(address: u64) -> Option<u64> {
     }
 }
 
-/// The first address at or above [`LOW`]'s start at which this system lets us map
-/// (`vm.mmap_min_addr`).
+/// Images are placed as [`Layout::BreakBehind`] has it from now on. No image but the program was placed yet.
+fn leave_room_to_break() {
+    IS_BREAK_BEHIND.store(true, Ordering::Relaxed);
+    NEXT_LOW.store(Layout::BreakBehind.images().start, Ordering::Relaxed);
+}
+
+/// The first address for images at which this system lets us map (`vm.mmap_min_addr`).
 fn low_start() -> u64 {
     let minimum = std::fs::read_to_string("/proc/sys/vm/mmap_min_addr")
         .ok()
         .and_then(|text| text.trim().parse::<u64>().ok())
         .and_then(page_up)
         .unwrap_or(0);
-    LOW.start.max(minimum)
+    Layout::current().images().start.max(minimum)
 }
 
-/// The lowest free range of `len` bytes in [`LOW`], aligned to `align` (a power of two, at least a
+/// The lowest free range of `len` bytes for an image, aligned to `align` (a power of two, at least a
 /// page), with an unmapped page on either side; `None` when there is no room. The range is a
 /// suggestion: map it with `MAP_FIXED_NOREPLACE` and ask again on `EEXIST`. [`map_low`] does that
 /// for a file.
@@ -98,7 +156,7 @@ pub fn place_low_aligned(len: u64, align: u64) -> Option<u64> {
     let mut taken: Vec<Range<u64>> = maps().ok()?.into_iter().map(|entry| entry.range).collect();
     taken.extend(holes().iter().cloned());
     taken.sort_unstable_by_key(|range| range.start);
-    first_gap(&taken, low_start()..LOW.end, len, align)
+    first_gap(&taken, low_start()..Layout::current().images().end, len, align)
 }
 
 /// [`place_low_aligned`] with page alignment.
@@ -150,13 +208,13 @@ pub(crate) fn try_low<T>(
     align: u64,
     mut map_at: impl FnMut(u64) -> Result<T, Errno>,
 ) -> Option<Result<T, Errno>> {
-    let len = page_up(len).filter(|&len| len > 0 && len <= LOW.end)?;
+    let end = Layout::current().images().end;
+    let len = page_up(len).filter(|&len| len > 0 && len <= end)?;
     let align = align.max(PAGE);
     for attempt in 0..ATTEMPTS {
         let next = NEXT_LOW.load(Ordering::Relaxed);
-        let candidate = (attempt == 0)
-            .then(|| next.next_multiple_of(align))
-            .filter(|start| start + len <= LOW.end);
+        let candidate =
+            (attempt == 0).then(|| next.next_multiple_of(align)).filter(|start| start + len <= end);
         let candidate = match candidate.filter(|start| !is_kept_free(&(*start..start + len))) {
             Some(candidate) => candidate,
             None => place_low_aligned(len, align)?,

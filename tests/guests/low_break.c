@@ -35,6 +35,11 @@ int main(int argc, char **argv) {
     memset(start, 7, size);
     if (start[size - 1] != 7 || zeroed[sizeof zeroed - 1] != 0) puts("wrong memory");
     if (sbrk(-(intptr_t)size) != start + size || sbrk(0) != start) puts("it does not shrink");
+    /* Most of the low 2 GiB. */
+    const size_t much = (size_t)1600 << 20;
+    if (sbrk((intptr_t)much) != start) puts("it does not grow far");
+    start[much - 1] = 7;
+    if (sbrk(-(intptr_t)much) != start + much) puts("it does not shrink again");
     puts("ok");
     return 0;
 }

@@ -1,6 +1,6 @@
 //! The code cache: memory for generated code, seen through two mappings ([`Views`]).
 //!
-//! **Data.** The *executable view* (read and execute) lies low, in `[0x2000_0000, 0x4000_0000)`
+//! **Data.** The *executable view* (read and execute) lies low ([`Layout`])
 //! where that is free, so that generated code reaches guest images with 32-bit displacements
 //! (docs/design.md, "Running a guest"). The *writable view* (read and write) lies wherever the
 //! kernel puts it. Hot code is allocated upwards from the start, cold code (exits) downwards from
@@ -27,32 +27,29 @@ pub(crate) mod words;
 pub(crate) mod writer;
 
 use crate::asm::{Asm, Assembler, Placed};
-use dynasour_guest::space::Views;
+use dynasour_guest::space::{Layout, Views};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use writer::Permit;
 
-/// The lowest address tried for the executable view.
-const LOW: usize = 0x2000_0000;
-/// The executable view ends at or below this address when it can be placed low.
-const HIGH: usize = 0x4000_0000;
-/// If there is no room below [`HIGH`], the view ends at or below this address, which 32-bit
-/// displacements still reach.
+/// The executable view ends at or below this address when it can be placed low, which 32-bit displacements
+/// reach.
 const LAST: usize = 0x7fff_0000;
 /// Bytes between the addresses that are tried (guess; smaller steps try more addresses).
 const STEP: usize = 16 << 20;
 /// Bytes of a line of the processor's caches, where stubs begin.
 const LINE: usize = 64;
-/// Bytes of the largest cache: it fits between [`LOW`] and [`HIGH`].
+/// Bytes of the largest cache: it leaves room below 2 GiB to images and to the guest.
 pub const MAX_SIZE: usize = 512 << 20;
 
 /// The addresses that a cache of `size` bytes and its tables take where they are free.
 pub fn low_range(size: usize) -> Range<u64> {
     // Bytes for the tables behind the cache (guess: twice what they take).
     const TABLES: usize = 32 << 20;
-    let size = size.clamp(4096, MAX_SIZE).next_multiple_of(STEP);
-    LOW as u64..(LOW + size + TABLES).min(LAST) as u64
+    let size = (size.clamp(4096, MAX_SIZE).next_multiple_of(STEP) + TABLES) as u64;
+    let start = Layout::current().cache(size);
+    start..start + size
 }
 
 /// Why the cache could not be made or an allocation not served.
@@ -91,8 +88,7 @@ impl Cache {
     /// Maps a cache of `size` bytes (rounded up to pages, at most [`MAX_SIZE`]).
     pub fn new(size: usize) -> Result<Cache, CacheError> {
         let size = size.clamp(4096, MAX_SIZE).next_multiple_of(4096);
-        let places = |from: usize, to: usize| (from..=to.saturating_sub(size)).step_by(STEP);
-        let places = places(LOW, HIGH).chain(places(HIGH, LAST));
+        let places = (low_range(size).start as usize..=LAST - size).step_by(STEP);
         let views = Views::new(size, places)?;
         let (rx, rw) = (views.executable() as usize, views.writable());
         Ok(Cache { views, rx, rw, size, floor: 0, hot: 0, cold: size })

@@ -20,7 +20,7 @@
 //! table now leads to the entry of 0x411234, and 0x401234 stands in the second table.
 
 use crate::transfers::indirect::Via;
-use dynasour_guest::space::{CACHE, Reservation};
+use dynasour_guest::space::{Layout, Reservation};
 use rustc_hash::FxHashMap;
 use std::io;
 use std::ops::Range;
@@ -94,7 +94,7 @@ impl Lookup {
     /// Empty tables. The first tables lie right behind `cache` if there is room, else anywhere in
     /// the low 2 GiB. If there is no room there either, they lie elsewhere and no site uses them.
     pub fn new(cache: &Range<u64>) -> io::Result<Lookup> {
-        let low = (CACHE.start..LAST - FIRST_BYTES as u64).step_by(STEP);
+        let low = (Layout::current().cache(0)..LAST - FIRST_BYTES as u64).step_by(STEP);
         let mut places =
             std::iter::once(cache.end).chain(low).filter(|p| p + FIRST_BYTES as u64 <= LAST);
         let place = places.find_map(|p| Reservation::at(p, FIRST_BYTES as u64).ok());

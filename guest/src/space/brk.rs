@@ -13,8 +13,8 @@ use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags};
 
 use super::{
-    LOW, MapEntry, PAGE, Reservation, USER_END, is_unmapped, keep_holes_free, maps, page_up,
-    soft_limit,
+    BREAK_END, MapEntry, PAGE, Reservation, USER_END, is_unmapped, keep_holes_free,
+    leave_room_to_break, maps, page_up, soft_limit,
 };
 
 /// Start addresses to try, best first: above the highest break that a randomised host can have.
@@ -27,10 +27,6 @@ const ROOM: u64 = 64 << 30;
 /// Free bytes that a break behind a program's data must have (guess: one that has less is too often
 /// full).
 const NEAR: u64 = 64 << 20;
-
-/// Bytes at the end of [`LOW`] that such a break leaves to images (guess: large programs have some
-/// dozens of megabytes; what does not fit is placed elsewhere).
-const FOR_IMAGES: u64 = 64 << 20;
 
 /// Are the [`ROOM`] bytes from `start` on unmapped?
 fn has_room(start: u64) -> bool {
@@ -60,13 +56,14 @@ pub struct Brk {
 
 impl Brk {
     /// An empty break at `start`, a page's address behind a program's data; none if less than
-    /// [`NEAR`] bytes are free there. Images that are placed from now on leave as much room as they can
-    /// ([`keep_holes_free`]).
+    /// [`NEAR`] bytes are free there. Whatever is placed from now on leaves as much room as it can
+    /// ([`super::Layout`]). No image but the program was placed yet.
     pub fn behind(start: u64, data_len: u64) -> Option<Brk> {
-        let end = start.checked_add(NEAR).filter(|end| *end <= LOW.end - FOR_IMAGES)?;
+        let end = start.checked_add(NEAR).filter(|end| *end <= BREAK_END)?;
         let is_free = |m: &MapEntry| m.range.end <= start || m.range.start >= end;
         maps().is_ok_and(|taken| taken.iter().all(is_free)).then(|| {
-            keep_holes_free(std::iter::once(start..LOW.end - FOR_IMAGES));
+            leave_room_to_break();
+            keep_holes_free(std::iter::once(start..BREAK_END));
             Brk { start, current: start, data_len }
         })
     }
@@ -139,7 +136,7 @@ impl Brk {
 #[cfg(test)]
 mod tests {
     use super::super::forked::in_child;
-    use super::super::place_low;
+    use super::super::{LOW, Layout, place_low};
     use super::*;
 
     /// A break in a hole of 32 pages.
@@ -225,18 +222,20 @@ mod tests {
     #[test]
     fn a_break_behind_a_program_leaves_room_for_images() {
         in_child(|| {
-            let start = (LOW.start..LOW.end)
-                .step_by(1 << 20)
-                .find(|start| Brk::behind(*start, 0).is_some())
-                .expect("room in the low addresses");
-            let mut brk = Brk::behind(start, 0).expect("as before");
-            assert_eq!(brk.start(), start);
-            assert_eq!(brk.set(start + NEAR), start + NEAR);
+            let images = Layout::BreakBehind.images();
             assert!(
-                place_low(PAGE).is_some_and(|place| place < start || place >= LOW.end - FOR_IMAGES)
+                Brk::behind(BREAK_END - PAGE, 0).is_none() && Brk::behind(u64::MAX, 0).is_none()
             );
+            assert_eq!(Layout::current(), Layout::Usual);
+            let (start, mut brk) = (LOW.start..LOW.end)
+                .step_by(1 << 20)
+                .find_map(|start| Some((start, Brk::behind(start, 0)?)))
+                .expect("room in the low addresses");
+            assert_eq!((brk.start(), Layout::current()), (start, Layout::BreakBehind));
+            assert_eq!(brk.set(start + NEAR), start + NEAR);
+            assert!(place_low(PAGE).is_some_and(|place| images.contains(&place)));
+            assert_eq!(brk.set(BREAK_END), BREAK_END);
             assert!(Brk::behind(start, 0).is_none(), "it is taken");
-            assert!(Brk::behind(LOW.end - NEAR, 0).is_none() && Brk::behind(u64::MAX, 0).is_none());
         });
     }
 

@@ -59,7 +59,7 @@
 //! Example: a `mov eax, 110; syscall` at 0x401000 has a stub at 0x2f001000. A signal arrives at
 //! 0x2f001007: the guest's state is rip = 0x401007, rcx = 0x401007, rax the result.
 
-use dynasour_guest::space::PAGE;
+use dynasour_guest::space::{Layout, PAGE};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -76,11 +76,9 @@ const SLOT: u64 = 128;
 const SIZE: u64 = 2 << 20;
 /// The offset of the ways out.
 pub const WAYS_OUT: u64 = 1 << 20;
-/// Where the range is tried first, and the distance of the addresses tried after that: in the low 2
-/// GiB, as all guest images, apart from the code cache.
-const FIRST: u64 = 0x2f00_0000;
+/// The distance of the addresses that are tried ([`Layout::stubs`]): in the low 2 GiB, as all guest images.
 const STEP: u64 = 0x0100_0000;
-const LAST: u64 = 0x7000_0000;
+const LAST: u64 = 0x7fff_0000;
 /// Bytes of `syscall`.
 pub const SYSCALL: u64 = 2;
 /// Bytes of the decision, and its offsets in it.
@@ -132,7 +130,7 @@ pub fn range() -> Range<u64> {
 
 /// Maps the range. Without memory for it there are no stubs.
 pub fn map() {
-    for at in (FIRST..LAST).step_by(STEP as usize) {
+    for at in (Layout::current().stubs()..=LAST - SIZE).step_by(STEP as usize) {
         // SAFETY: a fresh mapping where nothing is mapped.
         let mapped = unsafe {
             libc::mmap(
