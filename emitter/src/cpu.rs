@@ -30,6 +30,42 @@ pub struct Cpu {
     pub xstate_mask: u64,
     /// Bytes of the standard XSAVE format with all of XCR0.
     pub xstate_size: usize,
+    /// The extended state that is loaded without XRSTOR; none if this processor has components that are not known.
+    pub light: Option<LightState>,
+}
+
+/// The components that most guests have in use (bits of XSTATE_BV): SSE, and with AVX-512 the mask registers and ZMM16
+/// to ZMM31, which the C library uses. If these alone are in use, and the x87 state in the processor is the initial one,
+/// moves load the state in 4 ns, where XRSTOR takes 90 to 120 (measured).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LightState {
+    /// Their bits.
+    pub components: u64,
+    /// Where the mask registers, and ZMM16, stand in the standard XSAVE format; none without AVX-512.
+    pub avx512: Option<(u32, u32)>,
+}
+
+impl LightState {
+    /// Bits of XSTATE_BV (Intel SDM vol. 1, 13.1): x87, SSE and AVX; AVX-512's masks, upper halves, and registers.
+    const LEGACY: u64 = 7;
+    const SSE: u64 = 1 << 1;
+    const MASKS: u32 = 5;
+    const HIGH: u32 = 7;
+    const AVX512: u64 = 7 << LightState::MASKS;
+
+    /// That of a processor with these components.
+    pub fn of(components: u64) -> Option<LightState> {
+        let offset = |component| std::arch::x86_64::__cpuid_count(0xd, component).ebx;
+        match components {
+            LightState::LEGACY => Some(LightState { components: LightState::SSE, avx512: None }),
+            _ if components == LightState::LEGACY | LightState::AVX512 => {
+                let own = 1 << LightState::MASKS | 1 << LightState::HIGH;
+                let avx512 = Some((offset(LightState::MASKS), offset(LightState::HIGH)));
+                Some(LightState { components: LightState::SSE | own, avx512 })
+            }
+            _ => None,
+        }
+    }
 }
 
 /// The time stamp counter.
@@ -66,6 +102,7 @@ impl Cpu {
             fsgsbase: hwcap2 & 2 != 0,
             xstate_mask: xcr0 & !PKRU,
             xstate_size,
+            light: LightState::of(xcr0 & !PKRU),
         }
     }
 }

@@ -44,7 +44,7 @@ pub mod transfers;
 pub use codegen::mach::SiteKind;
 pub use codegen::silence_allocator;
 pub use codegen::{CodegenError, CompiledCode};
-pub use cpu::ticks;
+pub use cpu::{LightState, ticks};
 pub use emitter::links;
 pub use emitter::race::{StartKey, can_tell_start};
 pub use emitter::{

@@ -98,7 +98,7 @@ impl Stubs {
         let raw = code.bound();
         leave(&mut code, offset::RAW, offset::RAW_FLAGS);
         code.bind(save);
-        save_extended(&mut code, host, cpu);
+        save_extended(&mut code, cpu);
         code.bind(host);
         host_state(&mut code);
         code.bind(abort);
@@ -175,9 +175,10 @@ fn leave(code: &mut Asm<u64>, registers: usize, flags: usize) {
 }
 
 /// Saves the guest's extended state unless memory still holds it, and loads the host's.
-fn save_extended(code: &mut Asm<u64>, host: Label, cpu: &Cpu) {
+fn save_extended(code: &mut Asm<u64>, cpu: &Cpu) {
+    let is_away = code.label();
     code.cmp_zero(true, Mem::context(offset::EXTENDED_AWAY));
-    code.jcc_short(NOT_EQUAL, host);
+    code.jcc_short(NOT_EQUAL, is_away);
     code.mov_imm_32(RAX, cpu.xstate_mask as u32);
     code.mov_imm_32(RDX, (cpu.xstate_mask >> 32) as u32);
     code.load(RDI, offset::THIS);
@@ -186,11 +187,14 @@ fn save_extended(code: &mut Asm<u64>, host: Label, cpu: &Cpu) {
         code.vzeroupper();
     }
     // `fninit` takes 25 ns (measured), and most guests do not use the x87.
-    let is_initial = code.label();
+    code.store_constant(offset::X87_IS_INITIAL, 1);
     code.test_lowest_bit(Mem::at(RDI).plus(offset::XSTATE_BV as i32));
-    code.jcc_short(EQUAL, is_initial);
+    code.jcc_short(EQUAL, is_away);
+    // It keeps the contents of the registers.
+    code.store_constant(offset::X87_IS_INITIAL, 0);
     code.fninit();
-    code.bind(is_initial);
+    // A signal may have interrupted the thread while it loaded the guest's state.
+    code.bind(is_away);
     code.push_imm(HOST_MXCSR as i32);
     code.ldmxcsr(Mem::at(RSP));
     code.pop(RAX);

@@ -123,6 +123,9 @@ pub struct ThreadContext {
     /// While a fragment runs: 0 if the guest's extended state is in the processor, 1 if it is still
     /// in `xstate` (it is loaded only by fragments that use it).
     pub extended_away: u64,
+    /// 1 if the x87 state in the processor is certainly the initial one while the extended state is away, registers
+    /// that are empty included. Then loading may leave it out.
+    pub x87_is_initial: u64,
     /// Spill slots of fragments and temporaries of the interpreter.
     pub scratch: [u64; SCRATCH_WORDS],
     /// Extended state: x87, SSE, AVX, AVX-512, MXCSR.
@@ -210,6 +213,8 @@ pub mod offset {
     pub const IN_PLACE_FLAGS: usize = offset_of!(ThreadContext, in_place_flags);
     /// `extended_away`
     pub const EXTENDED_AWAY: usize = offset_of!(ThreadContext, extended_away);
+    /// `x87_is_initial`
+    pub const X87_IS_INITIAL: usize = offset_of!(ThreadContext, x87_is_initial);
     /// `race[0]`
     pub const RACE: usize = offset_of!(ThreadContext, race);
     /// `stub_save[0]`
@@ -218,7 +223,11 @@ pub mod offset {
     pub const SCRATCH: usize = offset_of!(ThreadContext, scratch);
     /// `xstate`
     pub const XSTATE: usize = offset_of!(ThreadContext, xstate);
-    /// The lowest byte of XSTATE_BV in `xstate`: bit 0 is clear if the x87 state is the initial one (Intel
+    /// MXCSR in `xstate`
+    pub const MXCSR: usize = XSTATE + 24;
+    /// XMM0 in `xstate`
+    pub const XMM: usize = XSTATE + 160;
+    /// XSTATE_BV in `xstate`, which says which components are in use. Bit 0 is clear if the x87 state is the initial one (Intel
     /// SDM vol. 1, 13.4.2)
     pub const XSTATE_BV: usize = XSTATE + 512;
     /// `fault_rip`

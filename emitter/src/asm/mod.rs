@@ -184,6 +184,11 @@ pub(crate) trait Assembler {
         self.put(&Inst::register(Opcode::two(0xb7), r, r));
     }
 
+    /// `movzx r32, byte [memory]`
+    fn load_8(&mut self, r: u8, memory: Mem) {
+        self.put(&Inst::memory(Opcode::two(0xb6), r, memory));
+    }
+
     /// `movzx r32, word [memory]`
     fn load_16(&mut self, r: u8, memory: Mem) {
         self.put(&Inst::memory(Opcode::two(0xb7), r, memory));
@@ -367,6 +372,25 @@ pub(crate) trait Assembler {
     /// `xrstor64 [memory]`
     fn xrstor64(&mut self, memory: Mem) {
         self.put(&Inst::memory(Opcode::wide_two(0xae), 5, memory));
+    }
+
+    /// `movups xmm, [memory]`
+    fn load_xmm(&mut self, r: u8, memory: Mem) {
+        self.put(&Inst::memory(Opcode::two(0x10), r, memory));
+    }
+
+    /// `kmovq k, [rdx + displacement]`
+    fn load_mask_at_rdx(&mut self, r: u8, displacement: u32) {
+        self.put(&[0xc4, 0xe1, 0xf8, 0x90, 0x82 | r << 3]);
+        self.put(&displacement.to_le_bytes());
+    }
+
+    /// `vmovdqu64 zmm, [rdx + displacement]` with a register from 16 on.
+    fn load_high_zmm_at_rdx(&mut self, r: u8, displacement: u32) {
+        debug_assert!((16..32).contains(&r), "R' is set");
+        let bit_3 = if r & 8 == 0 { 0x80 } else { 0 };
+        self.put(&[0x62, 0x61 | bit_3, 0xfe, 0x48, 0x6f, 0x82 | (r & 7) << 3]);
+        self.put(&displacement.to_le_bytes());
     }
 
     /// `ldmxcsr [memory]`

@@ -162,6 +162,17 @@ fn instructions_without_operands_to_choose() {
     assert_eq!(text(|a| a.xsave64(Mem::at(RDI).plus(0x240))), "xsave64 [rdi+240h]");
     assert_eq!(text(|a| a.xrstor64(Mem::at(RCX).plus(0x240))), "xrstor64 [rcx+240h]");
     assert_eq!(text(|a| a.ldmxcsr(Mem::at(RSP))), "ldmxcsr [rsp]");
+    assert_eq!(text(|a| a.load_8(RCX, Mem::at(RDX).plus(8))), "movzx ecx,byte [rdx+8]");
+    for r in 0..16 {
+        let load = format!("movups xmm{r},[rdx+240h]");
+        assert_eq!(text(|a| a.load_xmm(r, Mem::at(RDX).plus(0x240))), load);
+        let load = format!("vmovdqu64 zmm{},[rdx+1240h]", 16 + r);
+        assert_eq!(text(|a| a.load_high_zmm_at_rdx(16 + r, 0x1240)), load);
+    }
+    for r in 0..8 {
+        let load = format!("kmovq k{r},[rdx+1240h]");
+        assert_eq!(text(|a| a.load_mask_at_rdx(r, 0x1240)), load);
+    }
 }
 
 #[test]

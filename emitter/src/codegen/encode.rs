@@ -538,6 +538,7 @@ impl Emit<'_> {
         code.jrcxz(is_live);
         code.store(RAX, save(2));
         code.store(RDX, save(3));
+        code.store_constant(offset::X87_IS_INITIAL, 0);
         code.mov_imm_32(RAX, components as u32);
         code.mov_imm_32(RDX, (components >> 32) as u32);
         code.load(RCX, offset::THIS);

@@ -42,8 +42,8 @@ use dynasour_guest::context::{
 use super::call_stubs::GuestState;
 use super::{Call, call_stubs, raw};
 use crate::changes::trampolines;
-use dynasour_emitter::ExitReason;
 use dynasour_emitter::blocks::IN_PLACE_LEFT;
+use dynasour_emitter::{ExitReason, LightState};
 
 /// `PR_SET_SYSCALL_USER_DISPATCH` and `PR_SYS_DISPATCH_ON` (manual: prctl(2)).
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
@@ -54,6 +54,14 @@ pub(super) const BLOCK: u8 = 1;
 
 /// The extended-state components that are loaded and saved; 0 before [`prepare`].
 static XSTATE_MASK: AtomicU64 = AtomicU64::new(0);
+
+/// [`LightState`]: its components, a value that XSTATE_BV never has if there is none, and where AVX-512's masks and
+/// registers stand.
+static LIGHT: AtomicU64 = AtomicU64::new(u64::MAX);
+static MASKS: AtomicU64 = AtomicU64::new(0);
+static HIGH: AtomicU64 = AtomicU64::new(0);
+/// The bit of XSTATE_BV of SSE: all that is light without AVX-512.
+const SSE: u32 = 1 << 1;
 
 /// Why guest code that ran in place was left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,11 +110,36 @@ dynasour_run_in_place:
     mov gs:[{host_rsp}], rsp
     rdfsbase rax
     mov gs:[{host_fs_base}], rax
+    cmp qword ptr gs:[{x87_is_initial}], 0
+    je 2f
+    // The other bits are those of protection keys, at most, which XRSTOR does not look at here.
+    movzx eax, byte ptr [rdi + {xstate_bv}]
+    cmp rax, [rip + {light}]
+    jne 2f
+    ldmxcsr [rdi + {mxcsr}]
+    .irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
+    movups xmm\n, [rdi + {xmm} + 16 * \n]
+    .endr
+    vzeroupper
+    cmp rax, {sse}
+    je 3f
+    mov rax, [rip + {masks}]
+    add rax, rdi
+    .irp n, 0, 1, 2, 3, 4, 5, 6, 7
+    kmovq k\n, [rax + {xstate} + 8 * \n]
+    .endr
+    mov rax, [rip + {high}]
+    add rax, rdi
+    .irp n, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31
+    vmovdqu64 zmm\n, [rax + {xstate} + 64 * (\n - 16)]
+    .endr
+    jmp 3f
+2:  mov qword ptr gs:[{x87_is_initial}], 0
     mov rax, [rip + {mask}]
     mov rdx, rax
     shr rdx, 32
     xrstor64 [rdi + {xstate}]
-    mov qword ptr gs:[{extended_away}], 0
+3:  mov qword ptr gs:[{extended_away}], 0
     mov rax, gs:[{fs_base}]
     wrfsbase rax
     .hidden dynasour_in_place_window
@@ -183,8 +216,11 @@ dynasour_in_place_aborted:
     jz 3f
     vzeroupper
 3:  mov rdi, gs:[{this}]
+    mov qword ptr gs:[{x87_is_initial}], 1
     test byte ptr [rdi + {xstate_bv}], 1
     jz 4f
+    // It keeps the contents of the registers.
+    mov qword ptr gs:[{x87_is_initial}], 0
     fninit
 4:  push {host_mxcsr}
     ldmxcsr [rsp]
@@ -202,6 +238,13 @@ dynasour_in_place_aborted:
     .popsection
     "#,
     mask = sym XSTATE_MASK,
+    light = sym LIGHT,
+    masks = sym MASKS,
+    high = sym HIGH,
+    sse = const SSE,
+    x87_is_initial = const offset::X87_IS_INITIAL,
+    mxcsr = const offset::MXCSR,
+    xmm = const offset::XMM,
     selector = const offset::DISPATCH_SELECTOR,
     allow = const ALLOW,
     block = const BLOCK,
@@ -237,6 +280,12 @@ unsafe extern "C" {
 /// fit into a context.
 pub fn prepare(features: u64, size: usize) -> bool {
     XSTATE_MASK.store(features, Ordering::Relaxed);
+    if let Some(light) = LightState::of(features) {
+        let (masks, high) = light.avx512.unwrap_or_default();
+        MASKS.store(u64::from(masks), Ordering::Relaxed);
+        HIGH.store(u64::from(high), Ordering::Relaxed);
+        LIGHT.store(light.components, Ordering::Relaxed);
+    }
     size <= XSTATE_SIZE
 }
 

@@ -524,6 +524,7 @@ pub(super) fn copy_registers(context: &ThreadContext, copy: &mut ThreadContext) 
     copy.fs_base = context.fs_base;
     copy.gs_base = context.gs_base;
     copy.xstate.0 = context.xstate.0;
+    copy.x87_is_initial = 0;
     (copy.x87_pc, copy.x87_data) = (context.x87_pc, context.x87_data);
     copy.x87_data_after = context.x87_data_after;
     // The new thread inherits the other protection-key rights in the register PKRU.
