@@ -117,6 +117,24 @@ pub fn decoder_options() -> u32 {
     *OPTIONS
 }
 
+/// AMD's processors without user interrupts ignore the prefix that makes `clui` of `rdpkru` and `stui` of
+/// `wrpkru` (tested). Others refuse the prefix, as they refuse these instructions: Linux does not enable them.
+fn without_user_interrupts(mut inst: Instruction, options: u32) -> Instruction {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    /// Bit 5 of edx of leaf 7: user interrupts.
+    static HAS: LazyLock<bool> =
+        LazyLock::new(|| __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx >> 5 & 1 != 0);
+    let other = match inst.code() {
+        Code::Clui => Code::Rdpkru,
+        Code::Stui => Code::Wrpkru,
+        _ => return inst,
+    };
+    if options & DecoderOptions::AMD != 0 && !*HAS {
+        inst.set_code(other);
+    }
+    inst
+}
+
 const WINDOW: usize = 128;
 
 /// Decodes instructions at increasing addresses.
@@ -211,7 +229,7 @@ impl<'f> Reader<'f> {
         }
         if !inst.is_invalid() {
             self.last = (offset, inst.len());
-            return Decoded::Inst(inst);
+            return Decoded::Inst(without_user_interrupts(inst, options));
         }
         match decoder.last_error() {
             DecoderError::NoMoreBytes => {
@@ -270,5 +288,19 @@ mod tests {
             assert!(matches!(reader.decode(pc), Decoded::Inst(i) if i.ip() == pc));
         }
         assert!(matches!(reader.decode(0x40 + 1000), Decoded::Unfetchable(0)));
+    }
+
+    #[test]
+    fn amd_without_user_interrupts_ignores_their_prefix() {
+        let decode = |bytes: &[u8]| {
+            let options = DecoderOptions::AMD;
+            without_user_interrupts(Decoder::new(64, bytes, options).decode(), options).code()
+        };
+        let (clui, stui) = (decode(&[0xf3, 0x0f, 0x01, 0xee]), decode(&[0xf3, 0x0f, 0x01, 0xef]));
+        let both = [(Code::Clui, Code::Stui), (Code::Rdpkru, Code::Wrpkru)];
+        assert!(both.contains(&(clui, stui)), "{clui:?}, {stui:?}");
+        assert_eq!(decode(&[0xf3, 0x0f, 0x01, 0xec]), Code::Uiret);
+        let stays = without_user_interrupts(Instruction::with(Code::Clui), DecoderOptions::NONE);
+        assert_eq!(stays.code(), Code::Clui);
     }
 }

@@ -149,31 +149,6 @@ pub fn write_past_protection(address: u64, bytes: &[u8]) -> bool {
     CodeWriter::open().write_past_protection(address, bytes)
 }
 
-/// As [`write_code`], by the only thread that may execute the code. `to_copy`: the pages are this process's own
-/// copies. Then their protections are changed, which takes 4 µs, where the kernel allows it. Pages that are not
-/// would become mappings of their own.
-pub fn write_alone(address: u64, bytes: &[u8], to_copy: bool) -> bool {
-    to_copy && write_unprotected(address, bytes) || write_code(address, bytes)
-}
-
-/// Lets code be written to for a moment, and writes to it. False, and nothing changed, if the kernel does not allow
-/// that.
-fn write_unprotected(address: u64, bytes: &[u8]) -> bool {
-    let start = page_down(address);
-    let len = page_down(address + bytes.len() as u64 - 1) + PAGE - start;
-    let protect = |prot: i32| {
-        // SAFETY: the pages are there, and have these rights except for a moment.
-        unsafe { raw(&Call::new(libc::SYS_mprotect, &[start, len, prot as u64])) == 0 }
-    };
-    let code = libc::PROT_READ | libc::PROT_EXEC;
-    if !protect(code | libc::PROT_WRITE) {
-        return false;
-    }
-    // SAFETY: bytes of the guest's code, where the host has been asked to write. The page may be hidden by a key.
-    let written = with_all_rights(|| unsafe { memory::copy_out_open(address, bytes) });
-    protect(code) && written == bytes.len()
-}
-
 /// Writes to code several times: it opens the process's memory once, which takes 10 µs.
 pub struct CodeWriter {
     /// A descriptor of `/proc/self/mem`, or the negative errno.
@@ -191,7 +166,21 @@ impl CodeWriter {
 
     /// As [`write_code`].
     pub fn write(&self, address: u64, bytes: &[u8]) -> bool {
-        self.write_past_protection(address, bytes) || write_unprotected(address, bytes)
+        if self.write_past_protection(address, bytes) {
+            return true;
+        }
+        let start = page_down(address);
+        let len = page_down(address + bytes.len() as u64 - 1) + PAGE - start;
+        let protect = |prot: i32| {
+            // SAFETY: the pages are there, and have these rights except for a moment.
+            unsafe { raw(&Call::new(libc::SYS_mprotect, &[start, len, prot as u64])) == 0 }
+        };
+        let code = libc::PROT_READ | libc::PROT_EXEC;
+        protect(code | libc::PROT_WRITE)
+            // SAFETY: bytes of the guest's code, where the host has been asked to write. The page may
+            // be hidden by a key.
+            && with_all_rights(|| unsafe { memory::copy_out_open(address, bytes) }) == bytes.len()
+            && protect(code)
     }
 
     fn write_past_protection(&self, address: u64, bytes: &[u8]) -> bool {

@@ -159,8 +159,6 @@ struct PatchedPage {
     patches: u32,
     /// Its bytes before the first patch, if they were a file's, and not in a copy.
     of_file: Option<Box<[u8]>>,
-    /// Has a patch been written there? The page is this process's own copy then.
-    is_copy: bool,
 }
 
 pub(super) static PATCHES: Mutex<Patches> = Mutex::new(Patches {
@@ -227,12 +225,12 @@ impl Patch {
         (1..LEN).filter(move |n| inner >> n & 1 == 0)
     }
 
-    /// Writes the jump. False if memory cannot be written. `to_copy`: see [`host::write_alone`].
-    fn write(&self, site: u64, to_copy: bool) -> bool {
-        if !is_shared() {
-            return self.write_alone(site, self.jump, to_copy);
-        }
+    /// Writes the jump. False if memory cannot be written.
+    fn write(&self, site: u64) -> bool {
         let code = CodeWriter::open();
+        if !is_shared() {
+            return self.write_alone(&code, site, self.jump);
+        }
         let byte = |n: usize, byte: u8| code.write(site + self.offset(n), &[byte]);
         let mut written = byte(0, INT3) && self.inner().all(|n| byte(n, self.jump[n]));
         serialise();
@@ -246,21 +244,22 @@ impl Patch {
 
     /// The only thread writes these bytes where the jump's stand. The first byte of a conditional jump
     /// stays the same.
-    fn write_alone(&self, site: u64, bytes: [u8; LEN], to_copy: bool) -> bool {
+    fn write_alone(&self, code: &CodeWriter, site: u64, bytes: [u8; LEN]) -> bool {
         let first = usize::from(self.gap > 0);
-        let written = host::write_alone(site + self.offset(first), &bytes[first..], to_copy);
+        let written = code.write(site + self.offset(first), &bytes[first..]);
         serialise_this();
         written
     }
 
     /// Gives the guest its own bytes back. What another writer (the guest, by `/proc/self/mem`) has
     /// put over the patch stays.
-    fn take_back(&self, site: u64, to_copy: bool) {
+    fn take_back(&self, site: u64) {
         let mut there = [0; LEN + 1];
         let there = &mut there[..self.len() as usize];
         if memory::copy_code(site, there) != there.len() {
             return;
         }
+        let code = CodeWriter::open();
         let is_ours = |n: usize| {
             let there = there[self.offset(n) as usize];
             there == self.jump[n] || n == 0 && there == INT3
@@ -270,10 +269,9 @@ impl Patch {
                 true => self.own[n],
                 false => there[self.offset(n) as usize],
             });
-            self.write_alone(site, bytes, to_copy);
+            self.write_alone(&code, site, bytes);
             return;
         }
-        let code = CodeWriter::open();
         let give_back = |n: usize| {
             if is_ours(n) {
                 code.write(site + self.offset(n), &[self.own[n]]);
@@ -340,10 +338,7 @@ pub fn write(site: u64, new: NewPatch) -> bool {
     patches.trapping.extend(std::iter::once(0).chain(patch.inner()).map(|n| site + n as u64));
     // Host code that reads the site from now on gets the guest's own bytes.
     patches.insert(site, patch);
-    let written = patch.write(site, patches.are_copies(site, &patch));
-    for page in patch.pages(site) {
-        patches.pages.entry(page).and_modify(|patched| patched.is_copy |= written);
-    }
+    let written = patch.write(site);
     if !written {
         patches.remove(site);
     }
@@ -378,7 +373,7 @@ impl Patches {
                 if of_file.is_some() && self.hiding.is_possible() && become_copy(page) {
                     self.hiding.hide(page);
                 }
-                PatchedPage { patches: 0, of_file, is_copy: false }
+                PatchedPage { patches: 0, of_file }
             });
             patched.patches += 1;
         }
@@ -394,11 +389,6 @@ impl Patches {
         if at_head { Some(head) } else { self.back_edges.get(&head).copied() }
     }
 
-    /// Are the pages of the patch this process's own copies?
-    fn are_copies(&self, site: u64, patch: &Patch) -> bool {
-        patch.pages(site).all(|page| self.pages.get(&page).is_some_and(|patched| patched.is_copy))
-    }
-
     /// Takes a patch back, for good.
     fn remove(&mut self, site: u64) {
         if let Some(patch) = self.take_out(site) {
@@ -409,7 +399,7 @@ impl Patches {
     /// Takes a patch back. Its pages stay as they are, though they may have no patches any more.
     fn take_out(&mut self, site: u64) -> Option<Patch> {
         let patch = self.all.get(&site).copied()?;
-        patch.take_back(site, self.are_copies(site, &patch));
+        patch.take_back(site);
         self.all.remove(&site);
         if let Purpose::BackEdge(head) = patch.purpose {
             self.back_edges.remove(&head);
