@@ -34,8 +34,8 @@
 //!
 //! Data: [`Hiding`], a part of the patches, behind their lock (number 8 in the order of
 //! `crate::sync`); [`COUNT`], the number of hidden pages. Invariants: (1) A page has the key only
-//! if it is in [`Hiding::hidden`]. (2) A hidden page has patches, unless the kernel has refused to
-//! take the key from it. (3) A page is hidden before its first patch is written, and shown after
+//! if it is in [`Hiding::hidden`]. (2) A hidden page has patches, or has had some that are out for
+//! a while ([`super::patches::take_out`]), unless the kernel has refused to take the key from it. (3) A page is hidden before its first patch is written, and shown after
 //! its last one is taken back, so no thread can read a patch of a hidden page. Without protection
 //! keys no page is hidden, and each function returns at once.
 //!

@@ -28,8 +28,8 @@
 //! The host reads the guest's own bytes, not the patches ([`memory::fetch_code`]).
 //!
 //! A patch in a page of a file gives this process a copy of the page, and the kernel would not show
-//! it later changes of the file. So when the last patch of a page is taken back that was the file's
-//! own before, the copy is given up.
+//! it later changes of the file. So when the last patch of a page is taken back for good that was the
+//! file's own before, the copy is given up.
 //!
 //! Where the processor has protection keys, the guest does not see patches either
 //! ([`super::hiding`]).
@@ -775,6 +775,41 @@ mod tests {
                 assert_eq!(trapped(site), Trapped::Passing);
             }
         }
+    }
+
+    #[test]
+    fn a_page_stays_a_copy_while_its_patch_is_out() {
+        let file = File::open("/proc/self/exe").expect("own executable");
+        // SAFETY: a fresh mapping of the file's first page, never unmapped.
+        let mapped = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                4096,
+                libc::PROT_READ | libc::PROT_EXEC,
+                libc::MAP_PRIVATE,
+                std::os::fd::AsRawFd::as_raw_fd(&file),
+                0,
+            )
+        };
+        assert_ne!(mapped, libc::MAP_FAILED);
+        let (page, site) = (mapped as u64, mapped as u64 + 64);
+        let own = bytes(site);
+        assert!(of_file(page).is_some());
+        assert!(write(site, new(site, own, 0, site + 0x1000, Purpose::Trace)));
+        assert!(of_file(page).is_none() && leads_to_trace(site));
+        let (at, patch) = take_out(site).expect("it is there");
+        assert!(at == site && take_out(site).is_none() && !leads_to_trace(site));
+        assert!(of_file(page).is_none(), "it is still a copy");
+        assert!(write(at, patch) && leads_to_trace(site));
+        none_is_out();
+        assert!(of_file(page).is_none() && leads_to_trace(site));
+        assert!(take_out(site).is_some());
+        none_is_out();
+        assert!(of_file(page).is_some(), "it is the file's again");
+        assert_eq!(bytes(site), own);
+        assert!(write(at, patch) && take_out(site).is_some());
+        take_back(&(page..page + 1));
+        assert!(of_file(page).is_some(), "it is about to change");
     }
 
     #[test]

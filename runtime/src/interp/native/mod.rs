@@ -276,10 +276,13 @@ impl NativeOp {
                     if self.components & !have != 0 {
                         xstate::initialise(&mut *context, self.components);
                     }
+                    if self.components & xstate::X87 != 0 {
+                        // The thunk leaves empty registers with contents.
+                        (*context).x87_is_initial = 0;
+                    }
                     if self.x87.is_some() {
                         // If the instruction raises an exception, the guest sees the pointers.
                         (&mut *context).put_x87_data();
-                        (*context).x87_is_initial = 0;
                     }
                     let faulted = thunk(context, addr) != 0;
                     if let (Some(x87), false) = (self.x87, faulted) {
