@@ -397,6 +397,7 @@ mod tests {
     #[test]
     fn what_is_read_is_the_guests_own() {
         memory::test_handler::install();
+        let _alone = lock(&patches::tests::HIDING);
         let page = page_of_file();
         let mut own = [0; LEN];
         assert_eq!(memory::copy_code(page, &mut own), LEN);

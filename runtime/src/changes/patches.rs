@@ -687,8 +687,11 @@ fn serialise_this() {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// Held by tests that patch pages of files: each of these may be hidden.
+    pub static HIDING: Mutex<()> = Mutex::new(());
 
     /// A fresh page of code that cannot be written.
     fn page(code: &[u8]) -> u64 {
@@ -779,6 +782,7 @@ mod tests {
 
     #[test]
     fn a_page_stays_a_copy_while_its_patch_is_out() {
+        let _alone = lock(&HIDING);
         let file = File::open("/proc/self/exe").expect("own executable");
         // SAFETY: a fresh mapping of the file's first page, never unmapped.
         let mapped = unsafe {
