@@ -227,8 +227,8 @@ pub mod offset {
     pub const MXCSR: usize = XSTATE + 24;
     /// XMM0 in `xstate`
     pub const XMM: usize = XSTATE + 160;
-    /// XSTATE_BV in `xstate`, which says which components are in use. Bit 0 is clear if the x87 state is the initial one (Intel
-    /// SDM vol. 1, 13.4.2)
+    /// XSTATE_BV in `xstate`, which says which components are in use. Bit 0 is clear if the x87
+    /// state is the initial one (Intel SDM vol. 1, 13.4.2)
     pub const XSTATE_BV: usize = XSTATE + 512;
     /// `fault_rip`
     pub const FAULT_RIP: usize = offset_of!(ThreadContext, fault_rip);
