@@ -27,8 +27,8 @@
 //!   no patches any more, so a patch that comes back cannot disturb a call that lasts.
 //!
 //! A page is hidden if it belongs to a private mapping of a file and nobody has written to it; the
-//! pages of just-in-time compilers do not. This is read from `/proc`, so pages that are first
-//! patched in a process without `/proc` are not hidden. A guest that makes a call about keys of its
+//! pages of just-in-time compilers do not. This is read from `/proc`, so in a process without
+//! `/proc` no further pages are patched. A guest that makes a call about keys of its
 //! own turns hiding off for good, and gets all keys ([`stop`]). Patches stay then, and can be seen,
 //! as without keys.
 //!

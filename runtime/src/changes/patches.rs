@@ -333,6 +333,13 @@ pub fn write(site: u64, new: NewPatch) -> bool {
     if patches.meets(&range) || patches.hiding.is_exposed(&range) {
         return false;
     }
+    // Whether a page is a file's, and so to be hidden, is read from `/proc`.
+    if patches.hiding.is_possible()
+        && patch.pages(site).any(|page| !patches.pages.contains_key(&page))
+        && File::open(PAGEMAP).is_err()
+    {
+        return false;
+    }
     memory::read_code_by(read);
     ANY.store(true, Ordering::SeqCst);
     patches.trapping.extend(std::iter::once(0).chain(patch.inner()).map(|n| site + n as u64));
@@ -442,6 +449,9 @@ impl Patches {
     }
 }
 
+/// What the kernel says about pages.
+const PAGEMAP: &str = "/proc/self/pagemap";
+
 /// The bytes of a page, if it is a file's, and not a copy (the kernel's
 /// `Documentation/admin-guide/mm/pagemap.rst`).
 fn of_file(page: u64) -> Option<Box<[u8]>> {
@@ -450,8 +460,8 @@ fn of_file(page: u64) -> Option<Box<[u8]>> {
     let mut entry = [0; 8];
     // The page is present then.
     memory::copy_code(page, &mut [0]);
-    let read = File::open("/proc/self/pagemap")
-        .and_then(|pagemap| pagemap.read_exact_at(&mut entry, page / PAGE * 8));
+    let read =
+        File::open(PAGEMAP).and_then(|pagemap| pagemap.read_exact_at(&mut entry, page / PAGE * 8));
     let entry = u64::from_le_bytes(entry);
     if read.is_err() || entry & (PRESENT | OF_FILE) != PRESENT | OF_FILE {
         return None;

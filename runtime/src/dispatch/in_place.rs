@@ -29,6 +29,7 @@
 use super::Dispatcher;
 use super::call_sites::{Approach, Traps};
 use super::sampling::Sampled;
+use crate::changes::hiding;
 use crate::changes::patches::{self, Trapped};
 use crate::config::Stage;
 use crate::interp::{Stop, noncanonical};
@@ -40,6 +41,7 @@ use crate::kernel::{x87_pointer, xstate};
 use crate::memory::{self, FaultInfo};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::context::TRAP_FLAG;
+use dynasour_guest::decode::MAX_LENGTH;
 use dynasour_ir::Trap;
 use dynasour_tracer::Selected;
 use std::sync::atomic::Ordering;
@@ -51,6 +53,7 @@ const INT3: u64 = 1;
 /// The exception numbers of `int3` and of an undefined opcode.
 const BREAKPOINT: u64 = 3;
 const UNDEFINED: u64 = 6;
+const PROTECTION: u64 = 13;
 
 /// Whether a thread runs guest code in place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -265,6 +268,11 @@ impl Dispatcher {
             _ => {}
         }
         if self.opened_by_fault(&info) {
+            return Outcome::Continue;
+        }
+        // The kernel emulates some instructions (Linux, arch/x86/kernel/umip.c) if it can read them.
+        let inst = context.rip..context.rip.saturating_add(MAX_LENGTH as u64);
+        if info.trapno == PROTECTION && hiding::show(&[inst]) {
             return Outcome::Continue;
         }
         let fault = GuestFault::at(context.rip, &info);
