@@ -41,7 +41,7 @@ use crate::kernel::{x87_pointer, xstate};
 use crate::memory::{self, FaultInfo};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::context::TRAP_FLAG;
-use dynasour_guest::decode::MAX_LENGTH;
+use dynasour_guest::decode::{Decoded, MAX_LENGTH, Reader};
 use dynasour_ir::Trap;
 use dynasour_tracer::Selected;
 use std::sync::atomic::Ordering;
@@ -270,13 +270,21 @@ impl Dispatcher {
         if self.opened_by_fault(&info) {
             return Outcome::Continue;
         }
-        // The kernel emulates some instructions (Linux, arch/x86/kernel/umip.c) if it can read them.
-        let inst = context.rip..context.rip.saturating_add(MAX_LENGTH as u64);
-        if info.trapno == PROTECTION && hiding::show(&[inst]) {
+        if info.trapno == PROTECTION && self.shows_to_kernel(context.rip) {
             return Outcome::Continue;
         }
         let fault = GuestFault::at(context.rip, &info);
         system.raise(context, fault)
+    }
+
+    /// The kernel emulates some instructions where the processor refuses them, if it can read them (Linux,
+    /// `arch/x86/kernel/umip.c`). Could it not read that at `pc`, and can it now?
+    fn shows_to_kernel(&self, pc: u64) -> bool {
+        use iced_x86::Mnemonic as M;
+        hiding::any()
+            && matches!(Reader::new(&*self.interp.code()).decode(pc), Decoded::Inst(inst)
+                if matches!(inst.mnemonic(), M::Sgdt | M::Sidt | M::Sldt | M::Str | M::Smsw))
+            && hiding::show(&[pc..pc.saturating_add(MAX_LENGTH as u64)])
     }
 
     /// The pc at which the guest has trapped, and why, if the trap may be that of a patch.
