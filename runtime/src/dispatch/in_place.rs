@@ -281,10 +281,11 @@ impl Dispatcher {
     /// `arch/x86/kernel/umip.c`). Could it not read that at `pc`, and can it now?
     fn shows_to_kernel(&self, pc: u64) -> bool {
         use iced_x86::Mnemonic as M;
+        let bytes = pc..pc.saturating_add(MAX_LENGTH as u64);
         hiding::any()
             && matches!(Reader::new(&*self.interp.code()).decode(pc), Decoded::Inst(inst)
                 if matches!(inst.mnemonic(), M::Sgdt | M::Sidt | M::Sldt | M::Str | M::Smsw))
-            && hiding::show(&[pc..pc.saturating_add(MAX_LENGTH as u64)])
+            && hiding::show(std::slice::from_ref(&bytes))
     }
 
     /// The pc at which the guest has trapped, and why, if the trap may be that of a patch.
