@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 0x0001_0000 .. 0x2000_0000   guest images and file-backed code: [`LOW`]
-//! 0x2000_0000 .. 0x4000_0000   the code cache's executable view: [`CACHE`]
+//! 0x2000_0000 .. 0x4000_0000   the code cache's executable view ([`Layout`])
 //! 0x4000_0000 .. 0x8000_0000   left to guests that ask for MAP_32BIT
 //! high                         stack, brk, the cache's writable view, everything of the host
 //! ```
@@ -56,7 +56,8 @@ pub const PAGE: u64 = 4096;
 /// Addresses of guest images and file-backed code.
 pub const LOW: Range<u64> = Layout::Usual.images();
 
-/// Where a break behind a program's data ends.
+/// Where a break behind a program's data ends. A cache of usual size lies above it; a larger one takes some of the
+/// break's room.
 const BREAK_END: u64 = 0x7000_0000;
 
 /// Which addresses below 2 GiB are for what. See the module.

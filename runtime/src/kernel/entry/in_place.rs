@@ -18,7 +18,8 @@
 //! exact wherever it was interrupted.
 //!
 //! Data: the fields `dispatch_selector` and `in_place_*` of the thread's [`ThreadContext`], written
-//! by this thread and by its signal handler; [`XSTATE_MASK`], set once. No lock.
+//! by this thread and by its signal handler; [`XSTATE_MASK`] and [`LIGHT`], set
+//! once. No lock.
 //!
 //! Invariants. (1) The selector allows calls whenever host code runs, except between the first and
 //! the last instruction of the *window*, which makes none. (2) The handler allows calls before it
