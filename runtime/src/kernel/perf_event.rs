@@ -10,6 +10,7 @@
 //! the milliseconds that the calling thread spends in user code.
 
 use super::release;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
@@ -59,6 +60,9 @@ struct KernelAttributes {
     signal_data: u64,
 }
 
+/// Where the next event's memory is tried: below the translator's program, where nothing else is placed.
+static NEXT: AtomicUsize = AtomicUsize::new(0x5554_0000_0000);
+
 /// A running event of one thread.
 #[derive(Debug)]
 pub struct Event {
@@ -97,12 +101,14 @@ impl Event {
             return None;
         }
         let size = (1 + pages) * PAGE;
+        // Without an address the kernel would take the first hole, which the guest may have made a moment ago,
+        // and expects to fault.
+        let at = NEXT.fetch_add(size, Ordering::Relaxed) as *mut libc::c_void;
         // SAFETY: a fresh mapping of the descriptor, which belongs to this function and is closed
         // here.
         let memory = unsafe {
             let prot = libc::PROT_READ | libc::PROT_WRITE;
-            let memory =
-                libc::mmap(std::ptr::null_mut(), size, prot, libc::MAP_SHARED, fd as i32, 0);
+            let memory = libc::mmap(at, size, prot, libc::MAP_SHARED, fd as i32, 0);
             libc::close(fd as i32);
             memory
         };
