@@ -36,6 +36,8 @@ const STACK: usize = 4 << 20;
 /// How often the end of the host thread is looked for (guess: once is enough in most cases; another thread
 /// may have got its id meanwhile).
 const MOST_LOOKS: u32 = 1000;
+/// So often it is asked whether the process has one thread (guess: some hundred µs; a guest with threads never has).
+const MOST_QUESTIONS: u32 = 200;
 
 /// Something to do. It takes no lock that a thread holds which rests the helper.
 pub trait Job: Send {
@@ -158,6 +160,15 @@ fn join(state: &mut State) {
     for _ in 0..MOST_LOOKS {
         // SAFETY: signal 0 only asks whether the thread is there.
         if unsafe { entry::raw(&ask) } != 0 {
+            break;
+        }
+        std::thread::yield_now();
+    }
+    // It counts among those that share signal handlers for a moment longer (`release_task` in Linux).
+    let is_alone = Call::new(libc::SYS_unshare, &[libc::CLONE_VM as u64]);
+    for _ in 0..MOST_QUESTIONS {
+        // SAFETY: changes nothing in a process with one thread, and is refused to others.
+        if unsafe { entry::raw(&is_alone) } != -i64::from(libc::EINVAL) {
             return;
         }
         std::thread::yield_now();
