@@ -155,6 +155,13 @@ impl System {
         // The parent of a vfork child rests the helper already.
         let rests = needs_no_helper(nr) && !self.process.is_borrower();
         let _rest = rests.then(helper::rest);
+        if rests
+            && matches!(nr, libc::SYS_unshare | libc::SYS_setns)
+            && self.process.threads().is_alone()
+            && !self.process.shares_memory()
+        {
+            helper::wait_until_alone();
+        }
         match nr {
             libc::SYS_rt_sigaction => self.rt_sigaction(engine, call),
             libc::SYS_rt_sigprocmask => self.rt_sigprocmask(context, call),

@@ -36,7 +36,8 @@ const STACK: usize = 4 << 20;
 /// How often the end of the host thread is looked for (guess: once is enough in most cases; another thread
 /// may have got its id meanwhile).
 const MOST_LOOKS: u32 = 1000;
-/// So often it is asked whether the process has one thread (guess: some hundred µs; a guest with threads never has).
+/// So often it is asked whether the process has one thread (guess: some hundred µs; a process that shares
+/// its memory never has).
 const MOST_QUESTIONS: u32 = 200;
 
 /// Something to do. It takes no lock that a thread holds which rests the helper.
@@ -131,6 +132,20 @@ pub(crate) fn rest() -> Rest {
     Rest(())
 }
 
+/// Waits until the kernel does not count the helper among the process's threads: it does so for a
+/// moment after the thread's id is free (`release_task` in Linux). The caller rests the helper and is
+/// the guest's only thread.
+pub(crate) fn wait_until_alone() {
+    let is_alone = Call::new(libc::SYS_unshare, &[libc::CLONE_VM as u64]);
+    for _ in 0..MOST_QUESTIONS {
+        // SAFETY: changes nothing in a process with one thread, and is refused to others.
+        if unsafe { entry::raw(&is_alone) } != -i64::from(libc::EINVAL) {
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
 impl Drop for Rest {
     fn drop(&mut self) {
         lock(&HELPER.state).protocol.resume();
@@ -149,8 +164,7 @@ pub(crate) fn while_locked<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Waits until the last host thread has ended, which is about to, and until the kernel does not count
-/// it any more.
+/// Waits until the last host thread has ended, which is about to, and until its id is free.
 fn join(state: &mut State) {
     let Some(thread) = state.thread.take() else { return };
     // SAFETY: a joinable thread, which is joined only here.
@@ -160,15 +174,6 @@ fn join(state: &mut State) {
     for _ in 0..MOST_LOOKS {
         // SAFETY: signal 0 only asks whether the thread is there.
         if unsafe { entry::raw(&ask) } != 0 {
-            break;
-        }
-        std::thread::yield_now();
-    }
-    // It counts among those that share signal handlers for a moment longer (`release_task` in Linux).
-    let is_alone = Call::new(libc::SYS_unshare, &[libc::CLONE_VM as u64]);
-    for _ in 0..MOST_QUESTIONS {
-        // SAFETY: changes nothing in a process with one thread, and is refused to others.
-        if unsafe { entry::raw(&is_alone) } != -i64::from(libc::EINVAL) {
             return;
         }
         std::thread::yield_now();
