@@ -138,6 +138,28 @@ fn a_trace_races_again_when_the_guest_changes() {
     }
 }
 
+/// A loop that goes other ways than when it was recorded is recorded anew, with those iterations in it.
+#[test]
+fn a_loop_that_goes_other_ways_is_recorded_anew() {
+    let (directory, program) = guest("ways", "ways");
+    let native = Invocation::new(&program, &directory).run();
+    assert_eq!(native.status, Status::Exited(0));
+    let tiers: [&[&str]; 2] = [&["--tier", "full"], &["--tier", "direct", "--sample", "every=1"]];
+    for tier in tiers {
+        // The more executions an exit's counter counts, the less the runtime's own time matters.
+        let options = ["--threshold", "1100", "--race", "trace", "--iterations", "4"];
+        // An exit that is left seldom, as when other processes take the processor meanwhile, is not late.
+        let is_recorded_anew = (0..5).any(|_| {
+            races(&directory, &[tier, &options].concat(), &[&program], &native);
+            let json = fs::read_to_string(directory.join("s.json")).expect("the file");
+            let json: Value = serde_json::from_str(&json).expect("JSON");
+            let [anew, branching] = ["outdated", "branching_loops"].map(|name| json[name].as_u64());
+            anew > Some(0) && branching > Some(0)
+        });
+        assert!(is_recorded_anew, "{tier:?}");
+    }
+}
+
 /// What a trace assumes changes once and for all: an operand of an interpreted program, or a register
 /// at a loop's head. The next trace does not assume that one, and stays.
 #[test]

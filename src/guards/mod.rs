@@ -312,6 +312,7 @@ enum Purpose {
 struct RunStats {
     fragments: u64,
     undone: u64,
+    outdated: u64,
     races: Vec<RaceResult>,
     heads: Vec<Attempt>,
     fragment_entries: u64,
@@ -325,10 +326,11 @@ impl RunStats {
         self.deopts.values().sum()
     }
 
-    /// Traces that were made and have neither lost their race nor been dropped for a broken assumption.
+    /// Traces that were made and have neither lost their race nor been dropped for a broken assumption or
+    /// because the guest goes other ways.
     fn kept(&self) -> u64 {
         let lost = self.races.iter().filter(|race| race.verdict == RaceVerdict::Floor).count();
-        self.fragments.saturating_sub(lost as u64 + self.undone)
+        self.fragments.saturating_sub(lost as u64 + self.undone + self.outdated)
     }
 }
 

@@ -43,6 +43,9 @@ use std::time::Instant;
 /// loops of which every recording would leave).
 const REPEATS: u32 = 2;
 
+/// So many times longer is a loop observed in which the guest has changed its ways (guess: a few milliseconds).
+const PATIENCE: u32 = 8;
+
 /// What the selector wants from the dispatcher.
 #[derive(Debug)]
 pub enum Selected {
@@ -103,6 +106,8 @@ pub struct TraceSelector {
     iterations: u32,
     /// Is it observed how often the guest keeps to the path that is being recorded, if that is a loop?
     observes_path: bool,
+    /// Heads whose loops are observed longer.
+    changing: FxHashSet<u64>,
     /// Heads of loops that have been probed.
     probed: FxHashSet<u64>,
     /// A head whose recording left its loop, and its stable registers: it is recorded again when
@@ -133,6 +138,7 @@ impl TraceSelector {
             judges_path: false,
             iterations,
             observes_path: false,
+            changing: FxHashSet::default(),
             probed: FxHashSet::default(),
             record_again: None,
             repeats: FxHashMap::default(),
@@ -158,6 +164,11 @@ impl TraceSelector {
     /// Makes the path that is being recorded be compiled without being judged.
     pub fn compile_unjudged(&mut self) {
         (self.judges_path, self.observes_path) = (false, false);
+    }
+
+    /// The guest has changed its ways in the loop at `head`, and may do so again: it is observed longer.
+    pub fn observe_longer(&mut self, head: u64) {
+        self.changing.insert(head);
     }
 
     /// If loops of an interpreted program start at `head`, the path that is being recorded goes on
@@ -334,7 +345,8 @@ impl TraceSelector {
             let reason = if may_be_guest { AbortReason::NoGuestLoop } else { AbortReason::NoGain };
             return Some(Selected::Aborted(path.head, reason));
         }
-        self.survival = Some(Survival::new(path, end, self.iterations as usize));
+        let patience = if self.changing.contains(&path.head) { PATIENCE } else { 1 };
+        self.survival = Some(Survival::new(path, end, self.iterations as usize, patience));
         None
     }
 

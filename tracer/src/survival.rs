@@ -81,16 +81,18 @@ pub struct Survival {
     may_return: u32,
     runs: Runs,
     blocks_left: usize,
+    /// The observation ends when the path has been entered this often.
+    most_entered: u32,
     /// The iterations that have left the path.
     iterations: Iterations,
 }
 
 impl Survival {
     /// An observation that starts at the end of the recording. A trace of the path may hold so many
-    /// iterations of it.
-    pub fn new(path: Path, end: EndReason, iterations: usize) -> Survival {
+    /// iterations of it. It takes so many times as long as usual at most.
+    pub fn new(path: Path, end: EndReason, iterations: usize, times: u32) -> Survival {
         let exits = Vec::with_capacity(MOST_EXITS);
-        let blocks_left = MOST_BLOCKS.max(MOST_ROUNDS * path.steps.len());
+        let blocks_left = MOST_BLOCKS.max(MOST_ROUNDS * path.steps.len()) * times as usize;
         // The guest is at the head of a loop of an interpreted program, with the loop's key.
         let is_guest_loop = path.guest.is_some();
         let runs = Runs { entered: u32::from(is_guest_loop), ..Runs::default() };
@@ -102,6 +104,7 @@ impl Survival {
             may_return: 0,
             runs,
             blocks_left,
+            most_entered: RUNS * times,
             iterations: Iterations::new(iterations),
         }
     }
@@ -161,7 +164,9 @@ impl Survival {
         {
             self.iterations.keep(&self.path, n, around);
         }
-        self.blocks_left == 0 || self.runs.entered >= RUNS || self.runs.passed >= MOST_PASSED
+        self.blocks_left == 0
+            || self.runs.entered >= self.most_entered
+            || self.runs.passed >= MOST_PASSED
     }
 
     /// Notes that the guest has left the path. An exit is known from the second time on.
@@ -224,7 +229,7 @@ mod tests {
             others: Vec::new(),
             runs: None,
         };
-        Survival::new(path, EndReason::Cycle, 8)
+        Survival::new(path, EndReason::Cycle, 8, 1)
     }
 
     fn block() -> Arc<LiftedBlock> {

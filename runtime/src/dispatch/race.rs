@@ -103,18 +103,28 @@ impl Rests {
     /// The trace at `pc` has lost at this time. If it was kept before, the guest has changed, or else it
     /// has been `extended` by side traces. Returns for how many nanoseconds the head rests.
     fn lost(&mut self, pc: u64, now: u64, extended: bool) -> u64 {
-        let was_kept = self.kept.remove(&pc);
-        let rest = self.heads.entry(pc).or_default();
-        if was_kept && !extended && rest.changes < MOST_CHANGES {
-            rest.changes += 1;
+        let was_kept = self.kept.contains(&pc);
+        if was_kept && !extended && self.may_change(pc) {
             return 0;
         }
+        self.kept.remove(&pc);
+        let rest = self.heads.entry(pc).or_default();
         let time = length(rest.losses);
         rest.losses += 1;
         let until = now.saturating_add(time);
         rest.until = Some(until);
         self.next = Some(self.next.map_or(until, |next| next.min(until)));
         time
+    }
+
+    /// The guest has changed, so that the trace at `pc`, which had been kept, is worth nothing. May another one be
+    /// made at once?
+    pub fn may_change(&mut self, pc: u64) -> bool {
+        let rest = self.heads.entry(pc).or_default();
+        let may = rest.changes < MOST_CHANGES;
+        rest.changes += u32::from(may);
+        self.kept.remove(&pc);
+        may
     }
 
     /// The dispatcher is another thread's from now on, or that of a forked child. The thread's processor time

@@ -169,11 +169,16 @@ impl Dispatcher {
 
     /// A head whose loops are told otherwise from now on becomes hot soon.
     pub(super) fn hasten_changed(&mut self) {
-        let TraceSelector { heads, dispatch, policy, .. } = &mut self.selector.traces;
-        if let Some(head) = dispatch.take_changed() {
-            heads.forgive(head);
-            heads.skip(head, u64::MAX, &**policy);
+        if let Some(head) = self.selector.traces.dispatch.take_changed() {
+            self.hasten(head);
         }
+    }
+
+    /// A head becomes hot soon.
+    fn hasten(&mut self, head: u64) {
+        let TraceSelector { heads, policy, .. } = &mut self.selector.traces;
+        heads.forgive(head);
+        heads.skip(head, u64::MAX, &**policy);
     }
 
     /// Is there still no time for the loop of an interpreted program that was found last at this head?
@@ -424,6 +429,9 @@ impl Dispatcher {
         if let Some(undone) = undone {
             return self.assumptions_undone(&undone);
         }
+        if self.trace_is_outdated(&side) {
+            return;
+        }
         // At least, if its path was not recorded yet.
         let instructions = self.too_dear.get(&side).copied().unwrap_or(0);
         if !self.effort.may_compile(instructions, true) {
@@ -458,6 +466,22 @@ impl Dispatcher {
                 }
             }
         }
+    }
+
+    /// Does the hot exit show that its loop goes other ways now than when it was recorded? Then its head is
+    /// recorded anew.
+    fn trace_is_outdated(&mut self, side: &SideRequest) -> bool {
+        let rests = &mut self.rests;
+        let outdated = self
+            .machine
+            .fragments()
+            .and_then(|mut f| f.take_outdated(side, |head| rests.may_change(head)));
+        let Some(head) = outdated else { return false };
+        self.machine.log(Stage::Record, || format!("outdated: {head:#x}"));
+        self.selector.traces.observe_longer(head);
+        self.head_lost_trace(head);
+        self.hasten(head);
+        true
     }
 
     /// Assumptions of traces did not hold any more, and they were dropped: the head is to get a trace

@@ -140,6 +140,8 @@ pub enum Why {
     LostRace,
     /// Its region has too many versions, and its code may have changed.
     Superseded,
+    /// The guest's loop goes other ways now than when it was recorded.
+    Outdated,
 }
 
 /// Why a trace was left.

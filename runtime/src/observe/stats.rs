@@ -90,6 +90,8 @@ pub struct Stats {
     pub blacklisted: u64,
     /// Assumptions that did not hold any more, so that their traces were dropped.
     pub undone: u64,
+    /// Loops that were recorded anew, because the guest went other ways later than when they were recorded.
+    pub outdated: u64,
     /// Races between traces and what they replace, in order.
     pub races: Vec<RaceResult>,
     /// The heads at which traces were tried, the hottest first. The list is made for a report.
@@ -359,6 +361,7 @@ impl Stats {
         }
         row("races", self.races.len().to_string());
         row("assumptions undone", self.undone.to_string());
+        row("loops recorded anew", self.outdated.to_string());
         row("heads given up", self.blacklisted.to_string());
         row("cache flushes", self.flushes.to_string());
         row("copied blocks removed", self.removed_blocks.to_string());

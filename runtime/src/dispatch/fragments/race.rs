@@ -15,7 +15,8 @@
 //!
 //! While a trace waits it is used. One that was kept races again when one of its exits is *late*: it
 //! becomes hot after the verdict, and quickly. The guest does something else then than when the trace
-//! was judged.
+//! was recorded and judged. If the trace is a loop, and a side trace is wanted for the exit, the loop
+//! is recorded anew instead ([`Fragments::take_outdated`]): the iterations that come now become part of it.
 //!
 //! A race is one thread's ([`super::turns`]). Other threads that execute the trace or its floor go where the
 //! links lead, and count in words of their own.
@@ -37,6 +38,7 @@ use crate::dispatch::peers::PeerId;
 use crate::dispatch::real_time;
 use crate::observe::events::Why;
 use crate::observe::stats::RaceResult;
+use dynasour_emitter::blocks::Count;
 use dynasour_emitter::codegen::Request;
 use dynasour_emitter::{EmitError, ExitId, FragmentId, StartKey, can_tell_start};
 use dynasour_guest::ThreadContext;
@@ -129,6 +131,9 @@ const STRIDE: u64 = 64;
 /// An exit is late if after the verdict it becomes hot within so many nanoseconds of real time
 /// (guess: less often than once in some microseconds it costs little).
 const LATE_WITHIN: u64 = 200_000;
+/// If it has a counter, it is late if it was left once in so many ticks of the time stamp counter, some
+/// microsecond: what the runtime does until there is the counter takes longer than [`LATE_WITHIN`].
+const LATE_TICKS: u64 = 1 << 11;
 
 /// A trace that was kept and has got side traces races again when it has got no more for so many
 /// nanoseconds (guess: a race that begins before the next side trace begins anew).
@@ -157,6 +162,8 @@ pub struct Races {
     extended: FxHashMap<FragmentId, u64>,
     /// When the exits of kept traces were left for the first time since.
     left: FxHashMap<ExitId, u64>,
+    /// The exit for which a side trace was asked last, if it is a late one.
+    late: Option<ExitId>,
 }
 
 impl Races {
@@ -482,14 +489,52 @@ impl Fragments {
         }
     }
 
-    /// An exit is hot. If it is a late one of a trace that was kept, that races again.
-    pub(super) fn note_hot_exit(&mut self, exit: ExitId) {
-        let Some(since) = self.races.left.remove(&exit) else { return };
-        if real_time().saturating_sub(since) < LATE_WITHIN
-            && let Some(racer) = self.trace_of(exit).and_then(|id| self.races.kept.remove(&id))
-        {
+    /// An exit is hot. Is it a late one of a trace that was kept? `count`: what its counter says, if it has
+    /// one.
+    pub(super) fn is_late(&mut self, exit: ExitId, count: Option<&Count>) -> bool {
+        let Some(since) = self.races.left.remove(&exit) else { return false };
+        match count {
+            Some(count) => count.ticks <= count.executions.saturating_mul(LATE_TICKS),
+            None => real_time().saturating_sub(since) < LATE_WITHIN,
+        }
+    }
+
+    /// The trace that this late exit belongs to races again, if it was kept.
+    pub(super) fn race_again(&mut self, exit: ExitId) {
+        if let Some(racer) = self.trace_of(exit).and_then(|id| self.races.kept.remove(&id)) {
             self.races.turns.wait(racer);
         }
+    }
+
+    /// A side trace is asked for a late exit.
+    pub(super) fn note_late(&mut self, exit: ExitId) {
+        self.races.late = Some(exit);
+    }
+
+    /// The guest has left by a hot exit. If it is a late one, its trace does not hold what the guest does now.
+    /// If that is a loop, and with `may_drop`, the versions of its region are dropped, and their head is
+    /// returned, which is to be recorded anew. Otherwise the trace races again.
+    pub fn take_outdated(
+        &mut self,
+        side: &SideRequest,
+        may_drop: impl FnOnce(u64) -> bool,
+    ) -> Option<u64> {
+        self.races.late.take_if(|exit| *exit == side.exit)?;
+        if self.retired || side.generation != self.generation {
+            return None;
+        }
+        let version = self.trace_of(side.exit)?;
+        let pc = self.emitter.fragment(version)?.pc;
+        // Numbers of fragments are used again.
+        self.races.kept.get(&version).filter(|racer| racer.pc == pc)?;
+        let shape = self.lives.shape(version);
+        if !shape.is_loop || shape.is_guest_loop || !may_drop(pc) {
+            self.race_again(side.exit);
+            return None;
+        }
+        self.drop_versions(pc, Why::Outdated, |_, _| true);
+        self.stats.outdated += 1;
+        Some(pc)
     }
 
     /// The version of a region that an exit belongs to: it, or one of its side traces, is left there.

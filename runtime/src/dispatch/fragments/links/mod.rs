@@ -195,7 +195,7 @@ impl Fragments {
         }
         let may_count = self.has_places() && taken == EXITS_BEFORE_STUB;
         if taken >= threshold || may_count && (is_computed || self.first_version(pc).is_some()) {
-            return self.hot_exit(exit, taken, policy);
+            return self.hot_exit(exit, taken, None, policy);
         }
         if !may_count {
             return after;
@@ -237,7 +237,7 @@ impl Fragments {
         let taken = self.exits.count_left(exit);
         match self.origin(exit).and_then(|origin| self.end_of_loops(origin)) {
             Some(_) if !self.retired => AfterNative::Search,
-            _ => self.hot_exit(exit, taken, policy),
+            _ => self.hot_exit(exit, taken, Some(&count), policy),
         }
     }
 
@@ -251,19 +251,36 @@ impl Fragments {
         (is_end && self.has_places()).then_some(pc)
     }
 
-    /// An exit is hot, having come to the runtime `taken` times: links it to a fragment at its
-    /// target, or asks for a side trace, or leads it to the block there.
+    /// An exit is hot, having come to the runtime `taken` times, the last time by its counter if it has one:
+    /// links it to a fragment at its target, or asks for a side trace, or leads it to the block there.
     fn hot_exit(
         &mut self,
         exit: ExitId,
         taken: u32,
+        count: Option<&Count>,
         policy: &dyn SpeculationPolicy,
     ) -> AfterNative {
         let Some(origin) = self.origin(exit) else {
             return AfterNative::Continue(Arrival::Ordinary);
         };
         self.note_dispatch(exit, origin);
-        self.note_hot_exit(exit);
+        let is_late = self.is_late(exit, count);
+        let after = self.lead_hot_exit(exit, origin, taken, policy);
+        match after {
+            AfterNative::HotExit(_) if is_late => self.note_late(exit),
+            _ if is_late => self.race_again(exit),
+            _ => {}
+        }
+        after
+    }
+
+    fn lead_hot_exit(
+        &mut self,
+        exit: ExitId,
+        origin: ExitOrigin,
+        taken: u32,
+        policy: &dyn SpeculationPolicy,
+    ) -> AfterNative {
         let moved = origin.target.is_none_or(|target| origin.has_moved(target));
         let after =
             AfterNative::Continue(if moved { Arrival::Ordinary } else { Arrival::WithoutProgress });
