@@ -272,7 +272,11 @@ impl Dispatcher {
     /// What starts at `pc`, as a `user` word.
     fn native_at(&mut self, pc: u64) -> u32 {
         let copied = self.machine.config.interprets_first();
-        let user = match self.machine.fragments().and_then(|f| f.kind_at(pc)) {
+        let (kind, has_traces) = self
+            .machine
+            .fragments()
+            .map_or((None, false), |f| (f.kind_at(pc), f.first_version(pc).is_some()));
+        let user = match kind {
             None if copied && self.machine.fragments().is_some_and(|mut f| f.has_code(pc)) => {
                 COPIED_BLOCK
             }
@@ -282,7 +286,8 @@ impl Dispatcher {
             Some(TargetKind::Dispatch) => DISPATCH_FRAGMENT,
             Some(TargetKind::LinearDispatch) => LINEAR_DISPATCH_FRAGMENT,
         };
-        if user <= COPIED_BLOCK {
+        // On the floor nothing starts there, but the loops that have traces are still known.
+        if !has_traces {
             self.selector.traces.dispatch.forget(pc);
         }
         user

@@ -51,6 +51,8 @@ const SSE_FEATURE: u64 = 1 << 1;
 const AVX: u64 = 1 << 2;
 /// The bit of protection keys.
 pub const PKRU: u64 = 1 << 9;
+/// Bytes of the register PKRU.
+const PKRU_SIZE: usize = 4;
 /// The bit of AMX tile configuration.
 const TILE_CONFIGURATION: u64 = 1 << 17;
 /// The bit of AMX tile data. The kernel saves it only for processes that have asked for it.
@@ -73,6 +75,8 @@ pub struct Layout {
     /// Whether frames mark the protection-key rights as in use even if they are initial (all
     /// allowed).
     pkru_is_always_in_use: bool,
+    /// Bytes that are written of the component with the protection-key rights.
+    pkru_bytes: usize,
     /// Bit, offset and size of each component behind the header.
     extended: Vec<(u32, usize, usize)>,
 }
@@ -110,7 +114,9 @@ pub fn layout() -> &'static Layout {
         let in_frame = extended.iter().filter(|(bit, ..)| features >> bit & 1 != 0);
         let size = in_frame.map(|(_, offset, size)| offset + size).max().unwrap_or(0).max(SMALLEST);
         let pkru = (xcr0 & PKRU != 0).then(read_pkru);
-        let pkru_is_always_in_use = pkru.is_some() && is_pkru_always_in_use();
+        let rights = extended.iter().find(|(bit, ..)| pkru.is_some() && 1u64 << bit == PKRU);
+        let (pkru_is_always_in_use, pkru_bytes) =
+            rights.map_or((false, 0), |&(_, offset, size)| pkru_in_frames(offset, size));
         Layout {
             xcr0,
             features,
@@ -118,6 +124,7 @@ pub fn layout() -> &'static Layout {
             mxcsr_mask: mxcsr_mask(),
             pkru,
             pkru_is_always_in_use,
+            pkru_bytes,
             extended,
         }
     })
@@ -157,13 +164,17 @@ fn read_pkru() -> u32 {
     pkru
 }
 
-/// Whether signal frames mark the protection-key rights as in use when they are in their initial
-/// state. That depends on the processor (XINUSE, Intel SDM vol. 1, 13.6) and on the kernel, which
-/// since 6.12 writes them itself.
-fn is_pkru_always_in_use() -> bool {
+/// What signal frames have of the protection-key rights. First: whether they mark them as in use when they are
+/// in their initial state. That depends on the processor (XINUSE, Intel SDM vol. 1, 13.6) and on the kernel, which
+/// since 6.12 writes them itself. Second: how many bytes of the component at `offset` the processor writes, of
+/// `size`. AMD's writes the four of the register.
+fn pkru_in_frames(offset: usize, size: usize) -> (bool, usize) {
+    /// No byte of rights that allow everything.
+    const UNWRITTEN: u8 = !0;
     #[repr(align(64))]
     struct Area([u8; XSTATE_SIZE]);
     let mut area = Box::new(Area([0; XSTATE_SIZE]));
+    area.0[offset..offset + size].fill(UNWRITTEN);
     protection_keys::with_all_rights(|| {
         // SAFETY: writes the header and one component of an aligned area of our own that has room
         // for all components.
@@ -172,7 +183,11 @@ fn is_pkru_always_in_use() -> bool {
                 options(nostack, preserves_flags));
         }
     });
-    word64(&area.0, 512) & PKRU != 0 || release::signals_have_all_rights()
+    let is_always_in_use = word64(&area.0, 512) & PKRU != 0 || release::signals_have_all_rights();
+    let is_written = |byte: &u8| *byte != UNWRITTEN;
+    let written =
+        area.0[offset..offset + size].iter().rposition(is_written).map_or(0, |last| last + 1);
+    (is_always_in_use, written.max(PKRU_SIZE))
 }
 
 /// The MXCSR bits that may be set (Intel SDM vol. 1, 11.6.6).
@@ -241,7 +256,8 @@ pub fn save(state: &XState) -> Image {
         // Tile configuration is not written while it is initial; all other components are (measured
         // on Sapphire Rapids).
         if layout.features >> bit & 1 != 0 && (is_in_use || 1 << bit != TILE_CONFIGURATION) {
-            written.push(offset..offset + size);
+            let bytes = if 1 << bit == PKRU { layout.pkru_bytes } else { size };
+            written.push(offset..offset + bytes);
         }
     }
     image[512..520].copy_from_slice(&(in_use | LEGACY_FEATURES).to_le_bytes());
