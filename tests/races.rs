@@ -146,17 +146,12 @@ fn a_loop_that_goes_other_ways_is_recorded_anew() {
     assert_eq!(native.status, Status::Exited(0));
     let tiers: [&[&str]; 2] = [&["--tier", "full"], &["--tier", "direct", "--sample", "every=1"]];
     for tier in tiers {
-        // The more executions an exit's counter counts, the less the runtime's own time matters.
-        let options = ["--threshold", "1100", "--race", "trace", "--iterations", "4"];
-        // An exit that is left seldom, as when other processes take the processor meanwhile, is not late.
-        let is_recorded_anew = (0..5).any(|_| {
-            races(&directory, &[tier, &options].concat(), &[&program], &native);
-            let json = fs::read_to_string(directory.join("s.json")).expect("the file");
-            let json: Value = serde_json::from_str(&json).expect("JSON");
-            let [anew, branching] = ["outdated", "branching_loops"].map(|name| json[name].as_u64());
-            anew > Some(0) && branching > Some(0)
-        });
-        assert!(is_recorded_anew, "{tier:?}");
+        let options = ["--threshold", "500", "--race", "trace", "--iterations", "4"];
+        races(&directory, &[tier, &options].concat(), &[&program], &native);
+        let json = fs::read_to_string(directory.join("s.json")).expect("the file");
+        let json: Value = serde_json::from_str(&json).expect("JSON");
+        assert!(json["outdated"].as_u64() > Some(0), "{tier:?}");
+        assert!(json["branching_loops"].as_u64() > Some(0), "{tier:?}");
     }
 }
 

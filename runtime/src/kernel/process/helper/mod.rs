@@ -29,6 +29,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Bytes of the helper's stack (guess). Only touched pages cost memory.
 const STACK: usize = 4 << 20;
@@ -36,9 +37,13 @@ const STACK: usize = 4 << 20;
 /// How often the end of the host thread is looked for (guess: once is enough in most cases; another thread
 /// may have got its id meanwhile).
 const MOST_LOOKS: u32 = 1000;
-/// So often it is asked whether the process has one thread (guess: some hundred µs; a process that shares
-/// its memory never has).
-const MOST_QUESTIONS: u32 = 200;
+/// So often it is asked whether the process has one thread, at first one question after the other (guess: a
+/// helper that has ended needs the processor for some microseconds, but may have to wait for it).
+const MOST_QUESTIONS: u32 = 1000;
+/// The first of the questions between which the thread sleeps.
+const FIRST_PATIENT: u32 = 100;
+/// It sleeps so long.
+const PAUSE: Duration = Duration::from_micros(200);
 
 /// Something to do. It takes no lock that a thread holds which rests the helper.
 pub trait Job: Send {
@@ -137,12 +142,15 @@ pub(crate) fn rest() -> Rest {
 /// the guest's only thread.
 pub(crate) fn wait_until_alone() {
     let is_alone = Call::new(libc::SYS_unshare, &[libc::CLONE_VM as u64]);
-    for _ in 0..MOST_QUESTIONS {
+    for question in 0..MOST_QUESTIONS {
         // SAFETY: changes nothing in a process with one thread, and is refused to others.
         if unsafe { entry::raw(&is_alone) } != -i64::from(libc::EINVAL) {
             return;
         }
-        std::thread::yield_now();
+        match question < FIRST_PATIENT {
+            true => std::thread::yield_now(),
+            false => std::thread::sleep(PAUSE),
+        }
     }
 }
 
