@@ -295,14 +295,19 @@ impl Traced {
         self.in_call = false;
     }
 
-    /// Is the signal one that guest code in place raises, for the runtime: by a system call, or by
-    /// jumping into a patch?
+    /// Is the signal one that guest code in place raises, for the runtime: by a system call, by
+    /// jumping into a patch, or by a read of a page that is hidden because it has patches?
     fn is_of_patch(&self, signal: Signal) -> bool {
         /// The `si_code` of `int3` (`SI_KERNEL`), unlike that of breakpoints and steps.
         const INT3: i32 = 0x80;
+        /// The `si_code` of protection keys (`SEGV_PKUERR`).
+        const HIDDEN: i32 = 4;
         match signal {
             Signal::SIGSYS | Signal::SIGILL => true,
             Signal::SIGTRAP => ptrace::getsiginfo(self.pid).is_ok_and(|info| info.si_code == INT3),
+            Signal::SIGSEGV => {
+                ptrace::getsiginfo(self.pid).is_ok_and(|info| info.si_code == HIDDEN)
+            }
             _ => false,
         }
     }
