@@ -19,6 +19,12 @@ fn guest(name: &str, guest: &str) -> (PathBuf, String) {
     (directory, file.into_os_string().into_string().expect("UTF-8"))
 }
 
+/// The statistics of the last run.
+fn statistics(directory: &Path) -> Value {
+    let json = fs::read_to_string(directory.join("s.json")).expect("the file");
+    serde_json::from_str(&json).expect("JSON")
+}
+
 /// Runs the guest with these options, and returns the races of its statistics.
 fn races(directory: &Path, options: &[&str], command: &[&str], native: &Outcome) -> Vec<Value> {
     let outcome = Invocation::new(env!("CARGO_BIN_EXE_dynasour"), directory)
@@ -28,8 +34,7 @@ fn races(directory: &Path, options: &[&str], command: &[&str], native: &Outcome)
         .args(command)
         .run();
     assert_eq!(native.difference(&outcome), None, "{options:?}");
-    let json = fs::read_to_string(directory.join("s.json")).expect("the file");
-    let json: Value = serde_json::from_str(&json).expect("JSON");
+    let json = statistics(directory);
     let [races, heads] = ["races", "heads"].map(|name| json[name].as_array().expect("a list"));
     for race in races {
         let head =
@@ -148,8 +153,7 @@ fn a_loop_that_goes_other_ways_is_recorded_anew() {
     for tier in tiers {
         let options = ["--threshold", "500", "--race", "trace", "--iterations", "4"];
         races(&directory, &[tier, &options].concat(), &[&program], &native);
-        let json = fs::read_to_string(directory.join("s.json")).expect("the file");
-        let json: Value = serde_json::from_str(&json).expect("JSON");
+        let json = statistics(&directory);
         assert!(json["outdated"].as_u64() > Some(0), "{tier:?}");
         assert!(json["branching_loops"].as_u64() > Some(0), "{tier:?}");
     }
@@ -171,8 +175,7 @@ fn one_assumption_is_undone() {
         for tier in tiers {
             let options = [tier, &["--threshold", "50"]].concat();
             races(&directory, &options, &[&program], &native);
-            let json = fs::read_to_string(directory.join("s.json")).expect("the file");
-            let json: Value = serde_json::from_str(&json).expect("JSON");
+            let json = statistics(&directory);
             assert_eq!(json["undone"].as_u64(), Some(1), "{name} {options:?}");
             let guards = json["deopts"]["guard"].as_u64().unwrap_or(0);
             // The guard of a trace that was kept would fail in each of 6,000 runs, and the runtime would
@@ -216,8 +219,7 @@ fn back_edges_lead_to_traces() {
         let options =
             ["--tier", "direct", "--sample", "every=1", "--threshold", "50", "--race", race];
         races(&directory, &options, &[&program], &native);
-        let json = fs::read_to_string(directory.join("s.json")).expect("the file");
-        let json: Value = serde_json::from_str(&json).expect("JSON");
+        let json = statistics(&directory);
         assert!(json["back_edges"].as_u64() > Some(0), "--race {race}: {}", json["back_edges"]);
     }
 }

@@ -74,8 +74,8 @@ const LOOKS: u32 = 4;
 const REST: u64 = 1_000_000_000;
 /// A head rests at most this many times [`REST`].
 const LONGEST_REST: u64 = 64;
-/// So often another trace may be made at once where one has lost that had been kept before (guess;
-/// more follow each change of a guest that changes often).
+/// So often another trace may be made at once where one that had been kept has lost or is outdated
+/// (guess; more follow each change of a guest that changes often).
 const MOST_CHANGES: u32 = 16;
 
 /// The heads whose traces have lost, and those whose traces were kept.
@@ -103,11 +103,10 @@ impl Rests {
     /// The trace at `pc` has lost at this time. If it was kept before, the guest has changed, or else it
     /// has been `extended` by side traces. Returns for how many nanoseconds the head rests.
     fn lost(&mut self, pc: u64, now: u64, extended: bool) -> u64 {
-        let was_kept = self.kept.contains(&pc);
+        let was_kept = self.kept.remove(&pc);
         if was_kept && !extended && self.may_change(pc) {
             return 0;
         }
-        self.kept.remove(&pc);
         let rest = self.heads.entry(pc).or_default();
         let time = length(rest.losses);
         rest.losses += 1;

@@ -187,6 +187,7 @@ fn pkru_in_frames(offset: usize, size: usize) -> (bool, usize) {
     let is_written = |byte: &u8| *byte != UNWRITTEN;
     let written =
         area.0[offset..offset + size].iter().rposition(is_written).map_or(0, |last| last + 1);
+    // The kernel writes the register in any case.
     (is_always_in_use, written.max(PKRU_SIZE))
 }
 

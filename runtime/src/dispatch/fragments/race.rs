@@ -493,11 +493,11 @@ impl Fragments {
     /// one. If the verdict does not depend on time, neither does this.
     pub(super) fn is_late(&mut self, exit: ExitId, count: Option<&Count>) -> bool {
         let Some(since) = self.races.left.remove(&exit) else { return false };
-        match count {
-            _ if !self.races.mode.is_some_and(RaceMode::measures) => true,
+        let is_quick = match count {
             Some(count) => count.ticks <= count.executions.saturating_mul(LATE_TICKS),
             None => real_time().saturating_sub(since) < LATE_WITHIN,
-        }
+        };
+        is_quick || !self.races.mode.is_some_and(RaceMode::measures)
     }
 
     /// The trace that this late exit belongs to races again, if it was kept.

@@ -274,6 +274,7 @@ impl Fragments {
         after
     }
 
+    /// As [`Fragments::hot_exit`], which has noted what it says of the guest.
     fn lead_hot_exit(
         &mut self,
         exit: ExitId,

@@ -6,7 +6,8 @@
 //! That is so for each fork, for calls that the kernel refuses to a process with threads (`unshare`,
 //! `setns`), for those that change what a thread may do (`setuid`, `capset`, `seccomp`, …), and before a
 //! core file is written. A guest that reads about its threads in `/proc`, and one whose memory another
-//! process shares, has no helper any more ([`turn_off`]).
+//! process shares, has no helper any more ([`turn_off`]). The kernel counts the thread a moment longer than it
+//! lives, for which `unshare` and `setns` wait ([`wait_until_alone`]).
 //!
 //! All signals are blocked in the helper thread. It inherits everything else from the thread that starts
 //! it. Where the kernel makes no thread, there is none: the jobs are done by those who have them.
