@@ -201,7 +201,7 @@ static void changing_page(int which, int offset) {
     stop = 0;
     pthread_t threads[2];
     for (int i = 0; i < 2; i++) pthread_create(&threads[i], NULL, calls_moved, NULL);
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; i < 12; i++) {
         char *page = pages + (offset && i % 2 ? 4096 : 0);
         usleep(500);
         CHECK(mprotect(page, 4096, PROT_READ | PROT_WRITE | PROT_EXEC) == 0);

@@ -26,28 +26,32 @@ static void file(const char *name, const char *content, size_t size, int mode) {
 
 static void text(const char *name, const char *content) { file(name, content, strlen(content), 0755); }
 
-static void finish(const char *what, pid_t child) {
+static int finish(const char *what, pid_t child) {
     int status;
     CHECK(waitpid(child, &status, 0) == child);
     if (WIFSIGNALED(status)) printf("%s: killed by %d\n", what, WTERMSIG(status));
     else printf("%s: %d\n", what, WEXITSTATUS(status));
     fflush(stdout);
+    return status;
 }
 
 /* A child that executes and, if that fails, exits with 100 + errno. */
-static void attempt(const char *what, const char *path, char **argv, char **envp) {
+static int attempt(const char *what, const char *path, char **argv, char **envp) {
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
         execve(path, argv, envp);
         _Exit(100 + errno);
     }
-    finish(what, child);
+    return finish(what, child);
 }
 
 static void simple(const char *path) {
+    static int started;
     char *argv[] = {"name", "one", "", "two words", NULL};
-    attempt(path, path, argv, environ);
+    int status = attempt(path, path, argv, environ);
+    /* Each start takes a translator long, so only some files are executed in all ways. */
+    if (WIFEXITED(status) && WEXITSTATUS(status) < 100 && started++ % 4) return;
     fflush(stdout);
     static volatile int error;
     error = 0;
@@ -57,7 +61,6 @@ static void simple(const char *path) {
         error = errno;
         _Exit(0);
     }
-    int status;
     CHECK(waitpid(child, &status, 0) == child);
     int spawned = posix_spawn(&child, path, NULL, NULL, argv, environ);
     if (spawned == 0) CHECK(waitpid(child, &status, 0) == child);

@@ -73,12 +73,19 @@ impl Lab {
                 native.excerpt()
             ));
         }
-        println!("{:<12} {:>9.1} ms", "native", native.elapsed.as_secs_f64() * 1e3);
+        let time = |mode: &str, outcome: &Outcome| {
+            println!(
+                "{:<24} {mode:<18} {:>9.1} ms",
+                guest.name,
+                outcome.elapsed.as_secs_f64() * 1e3
+            );
+        };
+        time("native", &native);
         let mut failures = Vec::new();
         for mode in modes {
             let translated = self.launcher.wrap(mode, &invocation);
             let outcome = translated.run();
-            println!("{:<12} {:>9.1} ms", mode.name, outcome.elapsed.as_secs_f64() * 1e3);
+            time(mode.name, &outcome);
             if let Some(difference) = native.difference(&outcome) {
                 failures.push(format!(
                     "guest `{}` under `{}` differs from native: {difference}\n  replay: \

@@ -26,7 +26,7 @@ macro_rules! for_each_guest {
             interpreted_loops: "interpreted_loops.c",
             interpreted_loops_unoptimised: "interpreted_loops.c" .args(&["800"]) .flags(&["-O0"]),
             interpreted_calls: "interpreted_calls.c",
-            interpreted_calls_long: "interpreted_calls.c" .args(&["26"]) .flags(&["-O1"]),
+            interpreted_calls_long: "interpreted_calls.c" .args(&["24"]) .flags(&["-O1"]),
             bytecode: "bytecode.c",
             bytecode_unoptimised: "bytecode.c" .args(&["150"]) .flags(&["-O0"]),
             deep_recursion: "deep_recursion.c",
@@ -133,8 +133,8 @@ macro_rules! for_each_guest {
             short_loops: "short_loops.c" .flags(&["-mno-red-zone"]),
             short_loops_unoptimised: "short_loops.c" .flags(&["-O0", "-mno-red-zone"]),
             back_edges: "back_edges.c" .flags(&["-pthread"]),
-            branching_loops: "branching_loops.c" .args(&["600000"]),
-            branching_loops_unoptimised: "branching_loops.c" .args(&["200000"]) .flags(&["-O0"]),
+            branching_loops: "branching_loops.c" .args(&["150000"]),
+            branching_loops_unoptimised: "branching_loops.c" .args(&["75000"]) .flags(&["-O0"]),
             hashing: "hashing.c",
             digests: "digests.c" .flags(&["-lm"]),
             digests_static: "digests.c" .flags(&["-static", "-lm"]) .args(&["500"]),
@@ -142,7 +142,7 @@ macro_rules! for_each_guest {
             fork_tree: "fork_tree.c",
             alone: "alone.c",
             tables: "tables.c",
-            alone_counts: "alone.c" .args(&["20000", "count"]),
+            alone_counts: "alone.c" .args(&["10000", "count"]),
             vfork_exec: "vfork_exec.c" .exits(11),
             posix_spawn: "posix_spawn.c",
             traced_vfork: "traced_vfork.c",
@@ -201,18 +201,18 @@ macro_rules! for_each_guest {
             execute_only: "execute_only.c",
             protection_keys: "protection_keys.c" .flags(&["-pthread"]),
             own_code: "own_code.c" .flags(&["-static", "-pthread"]),
-            code_protections_same: "code_protections.c" .args(&["400", "0"]) .flags(&["-pthread"]),
-            code_protections_refused: "code_protections.c" .args(&["400", "1"])
+            code_protections_same: "code_protections.c" .args(&["150", "0"]) .flags(&["-pthread"]),
+            code_protections_refused: "code_protections.c" .args(&["150", "1"])
                 .flags(&["-pthread"]),
-            code_protections_moved: "code_protections.c" .args(&["400", "2"]) .flags(&["-pthread"]),
-            code_protections_advised: "code_protections.c" .args(&["400", "3"])
+            code_protections_moved: "code_protections.c" .args(&["150", "2"]) .flags(&["-pthread"]),
+            code_protections_advised: "code_protections.c" .args(&["150", "3"])
                 .flags(&["-pthread"]),
-            code_protections_single: "code_protections.c" .args(&["400", "4"])
+            code_protections_single: "code_protections.c" .args(&["150", "4"])
                 .flags(&["-pthread"]),
             code_threads: "code_threads.c" .args(&["25"]) .flags(&["-pthread"]),
-            code_neighbours: "code_neighbours.c" .args(&["300"]) .flags(&["-pthread"]),
+            code_neighbours: "code_neighbours.c" .args(&["100"]) .flags(&["-pthread"]),
             code_behind_calls: "code_behind_calls.c" .args(&["1000"]) .flags(&["-pthread"]),
-            code_addresses: "code_addresses.c" .flags(&["-pthread"]),
+            code_addresses: "code_addresses.c" .args(&["1"]) .flags(&["-pthread"]),
             constant_slots: "constant_slots.c" .flags(&["-pthread"]),
             word_jumps: "word_jumps.c" .flags(&["-pthread", "-Wl,-z,lazy"]),
             dlopen_loop: "dlopen_loop.c" .args(&["{dir}/libdlopen_loop.so", "40"])
