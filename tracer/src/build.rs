@@ -480,8 +480,8 @@ fn written_locations(path: &Path) -> [bool; Loc::SSA_COUNT] {
 
 /// The varmap of an anchor in `state`: it names every location that the path writes.
 pub(crate) fn varmap(written: &[bool; Loc::SSA_COUNT], state: &State) -> Vec<(Loc, Operand)> {
-    (0..Loc::SSA_COUNT)
-        .filter(|&i| written[i])
-        .map(|i| (Loc::from_ssa_index(i), state[i]))
-        .collect()
+    let mut map = Vec::with_capacity(written.iter().filter(|w| **w).count());
+    let places = (0..Loc::SSA_COUNT).filter(|&i| written[i]);
+    map.extend(places.map(|i| (Loc::from_ssa_index(i), state[i])));
+    map
 }

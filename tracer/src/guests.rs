@@ -31,7 +31,7 @@ use crate::positions::positions;
 use crate::recorder::Transfer;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::predict::Surroundings;
-use dynasour_ir::{Gpr, GuestTerm, Inst, Loc, Op, Operand, Term, Ty, Value};
+use dynasour_ir::{Gpr, GuestTerm, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeSet;
 
@@ -191,10 +191,15 @@ impl DispatchHeads {
     /// Finds the greens of a head of which these are the steps from one passage on, with the registers there.
     /// False if there are none.
     pub(crate) fn find_greens(&mut self, head: u64, steps: &[Step], gpr: &[u64; 16]) -> bool {
-        let of_positions = slice(steps, gpr, true, |_| true);
+        let dispatches = Dispatches::of(steps);
+        let slice = |by_position| match &dispatches {
+            Some(dispatches) => dispatches.slice(gpr, by_position, |_| true),
+            None => Vec::new(),
+        };
+        let of_positions = slice(true);
         let greens = match self.by_position.contains(&head) {
             true => of_positions.clone(),
-            false => slice(steps, gpr, false, |_| true),
+            false => slice(false),
         };
         let h = self.heads.entry(head).or_default();
         h.has_objects = !of_positions.is_empty() && of_positions != greens;
@@ -428,8 +433,9 @@ pub(crate) fn more_registers(
     stable: u16,
     greens: &[Green],
 ) -> Vec<(Gpr, u64)> {
-    let found =
-        slice(steps, gpr, false, |load| load.ty != Ty::I64 || load.args[1].as_const().is_none());
+    let Some(dispatches) = Dispatches::of(steps) else { return Vec::new() };
+    let may_pass = |load: &Inst| load.ty != Ty::I64 || load.args[1].as_const().is_none();
+    let found = dispatches.slice(gpr, false, may_pass);
     let registers = found.into_iter().filter_map(|green| match green {
         Green::Register(g) => Some(g),
         Green::Slot(..) => None,
@@ -440,95 +446,99 @@ pub(crate) fn more_registers(
         .collect()
 }
 
-/// The state at the head, where the registers are `gpr`, from which the targets of the dispatches in `steps`
-/// follow, through the loads that `passes` accepts. With `by_position`, objects that positions are loaded from
-/// do not belong to it. The steps must pass the head twice, because a dispatch often depends on a value that was
-/// loaded one dispatch earlier.
-fn slice(
-    steps: &[Step],
-    gpr: &[u64; 16],
-    by_position: bool,
-    passes: fn(&Inst) -> bool,
-) -> Vec<Green> {
-    let Some(first) = steps.first() else { return Vec::new() };
-    let path = Path {
-        head: first.block.pc,
-        shape: TraceShape::Linear,
-        steps: steps.to_vec(),
-        stable: Vec::new(),
-        guest: None,
-        entry: Box::default(),
-        others: Vec::new(),
-        runs: None,
-    };
-    let Ok((version, jumps)) = build::with_targets(&path, &DefaultPolicy::default()) else {
-        return Vec::new();
-    };
-    let is_dispatch = dispatches_among(steps);
-    let targets: Vec<Operand> = jumps
-        .into_iter()
-        .filter(|(_, step)| is_dispatch(*step))
-        .map(|(target, _)| target)
-        .collect();
-    let entry = &version.blocks[0];
-    let defs = Definitions::new(
-        &entry.insts,
-        entry.params.iter().copied().zip(version.entry_locs.iter().copied()),
-    );
-    let positions = positions_if(by_position, &defs, &targets);
-    let at_head = positions_if(by_position, &defs, &targets[..targets.len().min(1)]);
-    let is_frame = |g: Gpr| gpr[g.number()].wrapping_sub(gpr[Gpr::RSP.number()]) < FRAMES;
-    let mut greens = Vec::new();
-    let mut seen = FxHashSet::default();
-    let mut work = targets;
-    while let Some(operand) = work.pop() {
-        let Operand::Value(v) = operand else { continue };
-        if !seen.insert(v) || seen.len() > MAX_SLICE {
-            continue;
-        }
-        if let Some(loc) = defs.param(v) {
-            if let Loc::Gpr(g) = loc
-                && !is_frame(g)
-            {
-                greens.push(Green::Register(g));
-            }
-            continue;
-        }
-        let Some(inst) = defs.inst(v).filter(|i| i.op == Op::Load || i.op.is_pure()) else {
-            continue;
+/// The dispatches of a path from a head on.
+struct Dispatches {
+    /// The path, in one block.
+    version: Version,
+    /// Where they lead to, if that is not always the same.
+    targets: Vec<Operand>,
+}
+
+impl Dispatches {
+    /// Those in these steps; none if no version can be made of them.
+    fn of(steps: &[Step]) -> Option<Dispatches> {
+        let path = Path {
+            head: steps.first()?.block.pc,
+            shape: TraceShape::Linear,
+            steps: steps.to_vec(),
+            stable: Vec::new(),
+            guest: None,
+            entry: Box::default(),
+            others: Vec::new(),
+            runs: None,
         };
-        match (inst.op, inst.mem) {
-            (Op::Load, _) if !passes(inst) => {}
-            (Op::Load, Some(mem)) => {
-                if let Some(stored) = defs.stored_before(v) {
-                    work.push(stored);
-                    continue;
-                }
-                // The object that a position is loaded from is none itself. What it holds now says where the
-                // program is only if that is the position at the head.
-                let is_loaded = defs.is_loaded_position(v, &positions);
-                if is_loaded && !at_head.contains(&v) {
-                    continue;
-                }
-                if let Some((g, disp)) = defs.slot(inst, &mem) {
-                    greens.push(Green::Slot(g, disp, inst.ty));
-                }
-                if !is_loaded {
-                    work.extend_from_slice(&inst.args);
-                }
-            }
-            // The condition of a `select` is assumed; it is not part of the position in the
-            // interpreted program.
-            (Op::Select, _) => work.extend_from_slice(&inst.args[1..]),
-            _ => work.extend_from_slice(&inst.args),
-        }
+        let (version, jumps) = build::with_targets(&path, &DefaultPolicy::default()).ok()?;
+        let is_dispatch = dispatches_among(steps);
+        let targets =
+            jumps.into_iter().filter(|(_, step)| is_dispatch(*step)).map(|(t, _)| t).collect();
+        Some(Dispatches { version, targets })
     }
-    greens.sort_unstable_by_key(|g| match *g {
-        Green::Register(g) => (g.number(), 0),
-        Green::Slot(g, disp, _) => (g.number() + 16, disp),
-    });
-    greens.dedup();
-    if greens.len() > MAX_GREENS { Vec::new() } else { greens }
+
+    /// The state at the head, where the registers are `gpr`, from which the targets follow, through the loads that
+    /// `passes` accepts. With `by_position`, objects that positions are loaded from do not belong to it. The steps
+    /// must pass the head twice, because a dispatch often depends on a value that was loaded one dispatch earlier.
+    fn slice(&self, gpr: &[u64; 16], by_position: bool, passes: fn(&Inst) -> bool) -> Vec<Green> {
+        let targets = &self.targets;
+        let entry = &self.version.blocks[0];
+        let defs = Definitions::new(
+            &entry.insts,
+            entry.params.iter().copied().zip(self.version.entry_locs.iter().copied()),
+        );
+        let positions = positions_if(by_position, &defs, targets);
+        let at_head = positions_if(by_position, &defs, &targets[..targets.len().min(1)]);
+        let is_frame = |g: Gpr| gpr[g.number()].wrapping_sub(gpr[Gpr::RSP.number()]) < FRAMES;
+        let mut greens = Vec::new();
+        let mut seen = FxHashSet::default();
+        let mut work = targets.clone();
+        while let Some(operand) = work.pop() {
+            let Operand::Value(v) = operand else { continue };
+            if !seen.insert(v) || seen.len() > MAX_SLICE {
+                continue;
+            }
+            if let Some(loc) = defs.param(v) {
+                if let Loc::Gpr(g) = loc
+                    && !is_frame(g)
+                {
+                    greens.push(Green::Register(g));
+                }
+                continue;
+            }
+            let Some(inst) = defs.inst(v).filter(|i| i.op == Op::Load || i.op.is_pure()) else {
+                continue;
+            };
+            match (inst.op, inst.mem) {
+                (Op::Load, _) if !passes(inst) => {}
+                (Op::Load, Some(mem)) => {
+                    if let Some(stored) = defs.stored_before(v) {
+                        work.push(stored);
+                        continue;
+                    }
+                    // The object that a position is loaded from is none itself. What it holds now says where the
+                    // program is only if that is the position at the head.
+                    let is_loaded = defs.is_loaded_position(v, &positions);
+                    if is_loaded && !at_head.contains(&v) {
+                        continue;
+                    }
+                    if let Some((g, disp)) = defs.slot(inst, &mem) {
+                        greens.push(Green::Slot(g, disp, inst.ty));
+                    }
+                    if !is_loaded {
+                        work.extend_from_slice(&inst.args);
+                    }
+                }
+                // The condition of a `select` is assumed; it is not part of the position in the
+                // interpreted program.
+                (Op::Select, _) => work.extend_from_slice(&inst.args[1..]),
+                _ => work.extend_from_slice(&inst.args),
+            }
+        }
+        greens.sort_unstable_by_key(|g| match *g {
+            Green::Register(g) => (g.number(), 0),
+            Green::Slot(g, disp, _) => (g.number() + 16, disp),
+        });
+        greens.dedup();
+        if greens.len() > MAX_GREENS { Vec::new() } else { greens }
+    }
 }
 
 /// The positions from which these jumps are fetched, if they are wanted.

@@ -79,11 +79,18 @@ pub fn reserve(site: u64, inner: u8, protect: impl FnOnce(Range<u64>)) -> Option
 
 /// A free slot in `page` that a jump at `site` reaches whose displacement has these bits of `mask`.
 fn free_slot(used: &BTreeSet<u64>, site: u64, page: u64, bits: (u32, u32)) -> Option<u64> {
-    (page..=page + PAGE - SIZE).find(|at| {
-        let displacement = at.wrapping_sub(site + LEN as u64) as u32;
-        displacement & bits.0 == bits.1
-            && used.range(at.saturating_sub(SIZE - 1)..at + SIZE).next().is_none()
-    })
+    let fits = |at: u64| at.wrapping_sub(site + LEN as u64) as u32 & bits.0 == bits.1;
+    let mut at = page;
+    while at <= page + PAGE - SIZE {
+        if !fits(at) {
+            at += 1;
+        } else if let Some(taken) = used.range(at.saturating_sub(SIZE - 1)..at + SIZE).next_back() {
+            at = taken + SIZE;
+        } else {
+            return Some(at);
+        }
+    }
+    None
 }
 
 /// Maps a page with an address that a jump at `site` reaches whose displacement has these bits of
