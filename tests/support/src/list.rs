@@ -144,6 +144,7 @@ macro_rules! for_each_guest {
             tables: "tables.c",
             alone_counts: "alone.c" .args(&["10000", "count"]),
             vfork_exec: "vfork_exec.c" .exits(11),
+            executables_of_others: "executables_of_others.c" .flags(&["-pthread"]),
             posix_spawn: "posix_spawn.c",
             traced_vfork: "traced_vfork.c",
             mmap: "mmap.c",

@@ -35,13 +35,14 @@
 use std::ffi::{CStr, CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use dynasour_guest::image;
 
 use crate::kernel::entry::Call;
 use crate::kernel::process::guest_access::{guest_read, guest_string};
 use crate::kernel::process::limits::Limit;
-use crate::kernel::process::own_files::is_own_executable;
+use crate::kernel::process::own_files::executable_named;
 use crate::kernel::process::translator::Translator;
 use crate::kernel::process::{Done, Engine, System};
 use crate::kernel::signal::{self, SIG_IGN, SYNCHRONOUS_SIGNALS, gate};
@@ -232,7 +233,7 @@ impl Request {
     }
 
     /// A name of the file to run that is valid for the new program, too. The error is an errno.
-    fn target(&self, own: &CStr) -> Result<CString, i32> {
+    fn target(&self, own: &Arc<CStr>) -> Result<CString, i32> {
         let name = self.name(own)?;
         let meant =
             self.flags & libc::AT_SYMLINK_NOFOLLOW != 0 && self.flags & libc::AT_EMPTY_PATH == 0;
@@ -240,7 +241,7 @@ impl Request {
     }
 
     /// As [`Request::target`], but also if the file is a symbolic link that must not be followed.
-    fn name(&self, own: &CStr) -> Result<CString, i32> {
+    fn name(&self, own: &Arc<CStr>) -> Result<CString, i32> {
         let path = guest_string(self.path, LONGEST_PATH, libc::ENAMETOOLONG)?;
         let bytes = path.to_bytes();
         if bytes.is_empty() && self.flags & libc::AT_EMPTY_PATH == 0 {
@@ -249,8 +250,8 @@ impl Request {
         if self.flags & !(libc::AT_EMPTY_PATH | libc::AT_SYMLINK_NOFOLLOW) != 0 {
             return Err(libc::EINVAL);
         }
-        if is_own_executable(self.path) {
-            return Ok(own.to_owned());
+        if let Some(executable) = executable_named(self.path, own) {
+            return Ok(executable.as_ref().to_owned());
         }
         if let Some(name) = self.kernels_name(bytes) {
             return Ok(name);
@@ -350,7 +351,7 @@ impl System {
         self.switch_program(engine, &Call::new(libc::SYS_execve, &[file, argv, request.envp]))
     }
 
-    /// Leaves the call to the kernel. `/proc/self/exe` is replaced by the guest's executable.
+    /// Leaves the call to the kernel. `/proc/self/exe`, and that of another guest, is replaced by the guest's executable.
     fn exec_natively(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
         let request = Request::parse(call);
         let is_possible =
@@ -361,8 +362,8 @@ impl System {
             engine.report(self);
         }
         let mut call = *call;
-        let executable = self.process.executable().clone();
-        if is_own_executable(request.path) {
+        let executable = executable_named(request.path, self.process.executable());
+        if let Some(executable) = &executable {
             let path = if i64::from(call.nr as u32) == libc::SYS_execve { 0 } else { 1 };
             call.args[path] = executable.as_ptr() as u64;
         }
@@ -454,7 +455,7 @@ mod tests {
     fn targets() {
         let target = |dirfd: i32, path: &CStr, flags: i32| {
             Request { dirfd, path: path.as_ptr() as u64, argv: 0, envp: 0, flags }
-                .target(c"/bin/guest")
+                .target(&c"/bin/guest".into())
         };
         assert_eq!(target(libc::AT_FDCWD, c"./x", 0), Ok(c"./x".to_owned()));
         assert_eq!(target(libc::AT_FDCWD, c"/proc/self/exe", 0), Ok(c"/bin/guest".to_owned()));

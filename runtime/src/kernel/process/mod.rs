@@ -9,6 +9,7 @@
 //! | `seccomp` | filters of system calls, and calls that become signals |
 //! | `report` | the descriptor for the final report |
 //! | `own_files` | files of `/proc/self` that the guest must see otherwise than the host |
+//! | `others_executable` | the executables of other processes that run under the translator |
 //! | `identity` | the name and command line that `/proc` shows of the process |
 //! | `delivery` | signal frames: starting the guest's handlers and returning from them |
 //! | `death` | the end of the process by a signal |
@@ -35,6 +36,7 @@ pub(crate) mod helper;
 mod identity;
 pub mod limits;
 pub(crate) mod memory;
+mod others_executable;
 pub(crate) mod own_files;
 pub(crate) mod report;
 pub(crate) mod seccomp;

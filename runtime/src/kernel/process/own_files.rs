@@ -1,5 +1,5 @@
 //! Recognises paths of files of `/proc/self` that must not show the translator to the guest: `exe` and
-//! `maps`, and those that tell the number of threads.
+//! `maps`, and those that tell the number of threads; and the `exe` of other processes that the translator runs.
 //!
 //! Owns no data. Invariant: a path of another process's file is never taken for an own one. The
 //! opposite happens: links outside `/proc` that lead to these files are not followed.
@@ -11,7 +11,9 @@
 //! `/proc/self/task/43/exe` are own files; `/proc/1/exe` and `/proc/self/task/42/exe` are not.
 
 use std::ffi::{CStr, CString};
+use std::sync::Arc;
 
+use super::others_executable;
 use crate::kernel::entry::{self, Call};
 
 /// Bytes of a path that are looked at (guess; the longest plain form, `/proc/PID/task/TID/maps`
@@ -19,13 +21,26 @@ use crate::kernel::entry::{self, Call};
 /// recognised.
 const LONGEST: usize = 64;
 
-/// A file of `/proc/self` that must not show the translator.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// A file of `/proc` that must not show the translator.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Own {
     Executable,
     Maps,
     /// It tells of the threads of the process.
     Threads,
+    /// The link to the executable of another process, or of another thread: its guest's executable.
+    OthersExecutable(CString),
+}
+
+impl Own {
+    /// The guest's file that the link leads to, if it is one to an executable; `own` is that of this process.
+    pub(crate) fn executable(&self, own: &Arc<CStr>) -> Option<Arc<CStr>> {
+        match self {
+            Own::Executable => Some(own.clone()),
+            Own::OthersExecutable(path) => Some(path.as_c_str().into()),
+            Own::Maps | Own::Threads => None,
+        }
+    }
 }
 
 /// Which own file of the thread `tid` of the process `pid` the normalised `path` names.
@@ -82,8 +97,8 @@ fn start_of_path(descriptor: i32) -> Option<Vec<u8>> {
     Some(target[..length].to_vec())
 }
 
-/// Which of this process's own files the string at `address` names, seen from the directory
-/// `descriptor`. If `empty` is set, an empty string means the descriptor itself.
+/// Which of this process's own files, or which other guest's executable, the string at `address` names, seen from
+/// the directory `descriptor`. If `empty` is set, an empty string means the descriptor itself.
 pub(crate) fn own_file_at(descriptor: i32, address: u64, empty: bool) -> Option<Own> {
     let mut bytes = [0; LONGEST];
     let got = crate::memory::copy_in(address, &mut bytes);
@@ -104,12 +119,14 @@ pub(crate) fn own_file_at(descriptor: i32, address: u64, empty: bool) -> Option<
             entry::raw(&Call::new(libc::SYS_gettid, &[])) as u32,
         )
     };
-    own_file(&normalised(&path), pid, tid)
+    let path = normalised(&path);
+    own_file(&path, pid, tid).or_else(|| others_executable::named(&path).map(Own::OthersExecutable))
 }
 
-/// Whether the string at `address` names this process's executable link.
-pub(crate) fn is_own_executable(address: u64) -> bool {
-    own_file_at(libc::AT_FDCWD, address, false) == Some(Own::Executable)
+/// The guest's file that the link leads to which the string at `address` names, if that is a link to an executable
+/// that the kernel takes for the translator; `own` is the executable of this process.
+pub(crate) fn executable_named(address: u64, own: &Arc<CStr>) -> Option<Arc<CStr>> {
+    own_file_at(libc::AT_FDCWD, address, false)?.executable(own)
 }
 
 #[cfg(test)]
@@ -171,10 +188,13 @@ mod tests {
 
     #[test]
     fn strings_are_compared_whole() {
-        assert!(is_own_executable(c"/proc/self/exe".as_ptr() as u64));
-        assert!(!is_own_executable(c"/proc/self/exe2".as_ptr() as u64));
-        assert!(!is_own_executable(c"/etc/passwd".as_ptr() as u64));
-        let own = format!("/proc/{}/exe\0", std::process::id());
-        assert!(is_own_executable(own.as_ptr() as u64));
+        let own: Arc<CStr> = c"/guest".into();
+        let named = |path: &CStr| executable_named(path.as_ptr() as u64, &own);
+        assert_eq!(named(c"/proc/self/exe"), Some(own.clone()));
+        assert_eq!(named(c"/proc/self/exe2"), None);
+        assert_eq!(named(c"/proc/self/maps"), None);
+        assert_eq!(named(c"/etc/passwd"), None);
+        let path = CString::new(format!("/proc/{}/exe", std::process::id())).expect("no NUL");
+        assert_eq!(named(&path), Some(own.clone()));
     }
 }

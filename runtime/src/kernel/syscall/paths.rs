@@ -1,6 +1,6 @@
 //! Calls with paths. Two files of `/proc/self` describe the translator to the kernel's callers:
-//! `exe` and `maps`. The guest gets its own executable and a list of its own mappings instead. Before
-//! it reads about its threads, the helper thread is turned off.
+//! `exe` and `maps`. The guest gets its own executable and a list of its own mappings instead, and for the `exe` of
+//! another guest that one's executable. Before it reads about its threads, the helper thread is turned off.
 //!
 //! No data, no locks of its own: the functions run on the guest's thread, and the caller holds no
 //! lock. They also tell [`super::process_memory`] of each file that was opened.
@@ -15,8 +15,8 @@ use crate::kernel::process::own_files::{Own, own_file_at};
 use crate::kernel::process::{Done, Engine, System};
 
 impl System {
-    /// Performs a call with a path. A path that leads to `/proc/self/exe` is replaced by the path
-    /// of the guest's executable; the list of mappings is replaced by a copy without the host's.
+    /// Performs a call with a path. A path that leads to `/proc/self/exe`, or to that of another guest, is replaced
+    /// by the path of the guest's executable; the list of mappings is replaced by a copy without the host's.
     pub(super) fn path_call(&mut self, engine: &mut dyn Engine, nr: i64, call: &Call) -> Done {
         let no_follow = |at: usize, flag: i32| call.args[at] as i32 & flag != 0;
         // The index of the path among the arguments; whether the call is about the link itself.
@@ -36,17 +36,17 @@ impl System {
         if own == Some(Own::Threads) && !self.process.is_borrower() {
             helper::turn_off();
         }
-        match own {
-            Some(Own::Maps) => match nr {
+        let executable = own.as_ref().and_then(|own| own.executable(self.process.executable()));
+        match (own, executable) {
+            (Some(Own::Maps), _) => match nr {
                 libc::SYS_open => self.open_maps(call, call.args[1] as i32),
                 libc::SYS_openat => self.open_maps(call, call.args[2] as i32),
                 _ => self.pass(call),
             },
-            Some(Own::Executable) if matches!(nr, libc::SYS_readlink | libc::SYS_readlinkat) => {
-                self.readlink_own(call.args[path + 1], call.args[path + 2] as i32)
+            (_, Some(executable)) if matches!(nr, libc::SYS_readlink | libc::SYS_readlinkat) => {
+                readlink(executable.to_bytes(), call.args[path + 1], call.args[path + 2] as i32)
             }
-            Some(Own::Executable) if !is_about_link => {
-                let executable = self.process.executable().clone();
+            (_, Some(executable)) if !is_about_link => {
                 let mut call = *call;
                 call.args[path] = executable.as_ptr() as u64;
                 self.pass(&call)
@@ -57,18 +57,6 @@ impl System {
                 libc::SYS_openat2 => self.opened_file(engine, self.pass(call), libc::O_RDWR),
                 _ => self.pass(call),
             },
-        }
-    }
-
-    fn readlink_own(&self, buffer: u64, size: i32) -> Done {
-        let path = self.process.executable().to_bytes();
-        match usize::try_from(size) {
-            Ok(size) if size > 0 => {
-                let part = &path[..path.len().min(size)];
-                guest_write(buffer, part)
-                    .map_or_else(Done::error, |()| Done::Value(part.len() as i64))
-            }
-            _ => Done::error(libc::EINVAL),
         }
     }
 
@@ -96,6 +84,17 @@ impl System {
         // SAFETY: concerns the new descriptor only.
         unsafe { entry::raw(&Call::new(libc::SYS_lseek, &[fd as u64, 0, libc::SEEK_SET as u64])) };
         Done::Value(fd)
+    }
+}
+
+/// What `readlink` of a link to `path` does with the guest's buffer.
+fn readlink(path: &[u8], buffer: u64, size: i32) -> Done {
+    match usize::try_from(size) {
+        Ok(size) if size > 0 => {
+            let part = &path[..path.len().min(size)];
+            guest_write(buffer, part).map_or_else(Done::error, |()| Done::Value(part.len() as i64))
+        }
+        _ => Done::error(libc::EINVAL),
     }
 }
 

@@ -12,7 +12,7 @@ use dynasour_guest::ThreadContext;
 use dynasour_guest::space::USER_END;
 
 use crate::kernel::entry::{self, Call};
-use crate::kernel::process::own_files::{Own, own_file_at};
+use crate::kernel::process::own_files::own_file_at;
 use crate::kernel::process::{Done, Engine, System};
 
 // Numbers of the i386 table.
@@ -40,8 +40,8 @@ impl System {
         self.opened_file(engine, done, flags)
     }
 
-    /// Makes a `stat` call. If the path leads to `/proc/self/exe`, the call with the 32-bit number
-    /// `fstat` is made on the guest's executable instead.
+    /// Makes a `stat` call. If the path leads to `/proc/self/exe` or that of another guest, the call with the 32-bit
+    /// number `fstat` is made on the guest's executable instead.
     fn stat_32(
         &mut self,
         engine: &mut dyn Engine,
@@ -49,10 +49,10 @@ impl System {
         fstat: u64,
         (directory, path, buffer): (i32, u64, u64),
     ) -> Done {
-        if own_file_at(directory, path, false) != Some(Own::Executable) {
+        let own = own_file_at(directory, path, false);
+        let Some(executable) = own.and_then(|own| own.executable(self.process.executable())) else {
             return self.pass_32(engine, call);
-        }
-        let executable = self.process.executable().clone();
+        };
         let flags = (libc::O_PATH | libc::O_CLOEXEC) as u64;
         let open = Call::new(libc::SYS_open, &[executable.as_ptr() as u64, flags]);
         // SAFETY: makes a descriptor, which is closed below.
