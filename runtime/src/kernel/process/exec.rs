@@ -351,7 +351,7 @@ impl System {
         self.switch_program(engine, &Call::new(libc::SYS_execve, &[file, argv, request.envp]))
     }
 
-    /// Leaves the call to the kernel. `/proc/self/exe`, and that of another guest, is replaced by the guest's executable.
+    /// Leaves the call to the kernel. The link to a guest's executable in `/proc` is replaced by that file.
     fn exec_natively(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
         let request = Request::parse(call);
         let is_possible =
