@@ -480,7 +480,7 @@ fn faults_of_passes_are_found() {
             done.push((at, row(*fault)));
         }
     };
-    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
     thread::scope(|scope| {
         let workers: Vec<_> = (0..processors).map(|_| scope.spawn(work)).collect();
         for (at, row) in workers.into_iter().flat_map(|w| w.join().expect("no proof is wrong")) {
