@@ -26,7 +26,8 @@
 //! *Order.* The functions that a start executes lie together at the front of the code: pages of a
 //! file are mapped sixteen at a time, and mapping and unmapping sixteen costs 7 µs (measured), so a
 //! start whose functions lie everywhere is 0.3 ms slower (measured). `src/order/functions.txt` lists
-//! them; `src/order/record.py` makes that list. A name that no longer exists does no harm.
+//! them; `src/order/record.py` makes that list. A name that no longer exists does no harm. Only release
+//! builds have an order, because the linker takes ten seconds for it.
 //!
 //! Example: `libm.a` in `OUT_DIR` contains `INPUT(/usr/lib/x86_64-linux-gnu/libm.a)`.
 
@@ -145,7 +146,9 @@ fn fixed_address(directory: &Path) -> Option<Vec<String>> {
     }
     let script = directory.join("fixed_address.ld");
     let provide = |function| format!("PROVIDE({function} = dynasour_does_nothing);\n");
-    fs::write(&script, OPTIONAL.map(provide).concat() + &order()?).ok()?;
+    let order =
+        if env::var("PROFILE").as_deref() == Ok("release") { order()? } else { String::new() };
+    fs::write(&script, OPTIONAL.map(provide).concat() + &order).ok()?;
     arguments.push(script.display().to_string());
     Some(arguments)
 }

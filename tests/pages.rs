@@ -44,8 +44,14 @@ incremental = false
 [profile.dev]
 opt-level = 0
 debug = false
-[profile.dev.package.dynasour-ir]
-opt-level = 1
+[profile.dev.package]
+iced-x86 = { opt-level = 0 }
+regalloc2 = { opt-level = 0 }
+dynasour-guest = { opt-level = 0 }
+dynasour-tracer = { opt-level = 0 }
+dynasour-emitter = { opt-level = 0 }
+dynasour-runtime = { opt-level = 0 }
+dynasour-ir = { opt-level = 1 }
 ";
 
 /// A block of a page.
