@@ -402,6 +402,16 @@ pub enum Fact {
         /// The largest.
         max: u64,
     },
+    /// Some bits of a guest register are known at entry: those of `mask` are as in `value`, which
+    /// has no others. An aligned address is such a fact.
+    RegBits {
+        /// Which.
+        gpr: Gpr,
+        /// The known bits.
+        mask: u64,
+        /// What they are.
+        value: u64,
+    },
     /// Monitored: no other thread, process or device writes the guest's private memory
     /// (docs/design.md, "The IR").
     PrivateMemory,
@@ -432,7 +442,56 @@ impl Fact {
             (Fact::RegInRange { gpr: g, min, max }, Fact::RegEquals(gpr, v)) => {
                 g == gpr && min == v && max == v
             }
+            (Fact::RegEquals(g, v), Fact::RegBits { gpr, mask, value }) => {
+                g == gpr && v & mask == value
+            }
+            (Fact::RegBits { gpr: g, mask: m, value: v }, Fact::RegBits { gpr, mask, value }) => {
+                g == gpr && mask & !m == 0 && v & mask == value
+            }
             (ours, theirs) => ours == theirs,
+        }
+    }
+
+    /// The register that it is about, if it is about one.
+    pub fn register(&self) -> Option<Gpr> {
+        match *self {
+            Fact::RegEquals(gpr, _) | Fact::RegInRange { gpr, .. } | Fact::RegBits { gpr, .. } => {
+                Some(gpr)
+            }
+            Fact::PrivateMemory | Fact::MemEquals { .. } => None,
+        }
+    }
+
+    /// `value` of its register, changed so that the fact holds.
+    pub fn fit(&self, value: u64) -> u64 {
+        match *self {
+            Fact::RegEquals(_, known) => known,
+            Fact::RegInRange { min, max, .. } => value.clamp(min, max),
+            Fact::RegBits { mask, value: known, .. } => value & !mask | known,
+            Fact::PrivateMemory | Fact::MemEquals { .. } => value,
+        }
+    }
+
+    /// Can this fact and the other not both hold?
+    pub fn excludes(&self, other: &Fact) -> bool {
+        match (*self, *other) {
+            (Fact::RegEquals(g, v), Fact::RegEquals(gpr, value)) => g == gpr && v != value,
+            (Fact::RegEquals(g, v), Fact::RegInRange { gpr, min, max })
+            | (Fact::RegInRange { gpr, min, max }, Fact::RegEquals(g, v)) => {
+                g == gpr && !(min..=max).contains(&v)
+            }
+            (
+                Fact::RegInRange { gpr: g, min: low, max: high },
+                Fact::RegInRange { gpr, min, max },
+            ) => g == gpr && (high < min || max < low),
+            (Fact::RegEquals(g, v), Fact::RegBits { gpr, mask, value })
+            | (Fact::RegBits { gpr, mask, value }, Fact::RegEquals(g, v)) => {
+                g == gpr && v & mask != value
+            }
+            (Fact::RegBits { gpr: g, mask: m, value: v }, Fact::RegBits { gpr, mask, value }) => {
+                g == gpr && (v ^ value) & m & mask != 0
+            }
+            _ => false,
         }
     }
 }
@@ -451,6 +510,11 @@ impl Context {
         other.facts.iter().all(|theirs| self.facts.iter().any(|ours| ours.implies(theirs)))
     }
 
+    /// Can `self` and `other` not both hold?
+    pub fn excludes(&self, other: &Context) -> bool {
+        self.facts.iter().any(|ours| other.facts.iter().any(|theirs| ours.excludes(theirs)))
+    }
+
     /// The monitored fact that a write of `size` bytes at `address` would break.
     pub fn broken_by_write(&self, address: u64, size: u32) -> Option<Fact> {
         self.facts.iter().copied().find(|fact| match *fact {
@@ -458,7 +522,7 @@ impl Context {
                 address.wrapping_sub(at) < u64::from(ty.bytes())
                     || at.wrapping_sub(address) < u64::from(size)
             }
-            Fact::RegEquals(..) | Fact::RegInRange { .. } | Fact::PrivateMemory => false,
+            _ => false,
         })
     }
 
@@ -466,7 +530,7 @@ impl Context {
     pub fn watched(&self) -> Option<u64> {
         self.facts.iter().find_map(|fact| match fact {
             Fact::MemEquals { address, .. } => Some(*address),
-            Fact::RegEquals(..) | Fact::RegInRange { .. } | Fact::PrivateMemory => None,
+            _ => None,
         })
     }
 

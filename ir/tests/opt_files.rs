@@ -20,7 +20,8 @@ use std::path::{Path, PathBuf};
 fn compare(name: &str, before: &Version, after: &Version, constant: &[(u64, u32, u64)]) {
     for seed in 0..20 {
         let mut rng = Rng::new(seed);
-        let (state, mut machine) = (generate::state(&mut rng), ModelMachine::boundless(seed));
+        let (mut state, mut machine) = (generate::state(&mut rng), ModelMachine::boundless(seed));
+        state.fit(&before.context);
         for (address, bytes, word) in constant {
             machine.write(*address, &word.to_le_bytes()[..*bytes as usize]);
         }

@@ -4,13 +4,13 @@
 //!
 //! `IR_SEEDS=from..to` runs other seeds, more of them or one.
 
+use dynasour_ir::Version;
 use dynasour_ir::eval::ModelMachine;
 use dynasour_ir::eval::check::same_result;
 use dynasour_ir::opt::{OptOptions, PIPELINE, Shape, normalise, optimise, optimise_with};
 use dynasour_ir::random::cases::{case, holds, passes};
 use dynasour_ir::random::{Rng, generate, version as arbitrary};
 use dynasour_ir::verify::assert_valid;
-use dynasour_ir::{Fact, Version};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -96,11 +96,7 @@ fn arbitrary_versions_do_what_they_did() {
             let machine =
                 if round < 3 { ModelMachine::boundless(seed) } else { generate::machine(&mut rng) };
             let mut state = generate::state(&mut rng);
-            for fact in &original.context.facts {
-                if let Fact::RegEquals(gpr, value) = fact {
-                    state.gpr[gpr.number()] = *value;
-                }
-            }
+            state.fit(&original.context);
             // A deferred store that faults is a fault of the original; nothing is required of the
             // passes then.
             if same_result(&original, &original, &state, &machine, 500).is_err() {

@@ -9,6 +9,7 @@ use crate::codegen::encoded::Encoded;
 use crate::codegen::mach::{SiteDraft, SiteKind};
 use crate::record::Record;
 use dynasour_guest::cost;
+use dynasour_ir::opt::contexts::Contexts;
 use dynasour_ir::{AnchorId, Version};
 use smallvec::SmallVec;
 
@@ -33,6 +34,8 @@ pub struct CompiledCode {
     pub(crate) own_word: Option<u32>,
     /// Is the extended state certainly in the processor at its exits?
     pub(crate) extended_live: bool,
+    /// What it needs of the guest's registers, and what is known of them at its exits.
+    pub(crate) contexts: Contexts,
 }
 
 /// Guest registers and the slots that hold their values.

@@ -61,10 +61,11 @@ use crate::codegen::mach::MFunc;
 use crate::codegen::piece::Piece;
 use crate::codegen::vectors::VECTOR_SLOTS;
 use crate::cpu::Cpu;
-use crate::record::{Node, Record};
+use crate::record::Record;
 use compiled::{At, CompiledSite, Registers};
 use dynasour_guest::context::SCRATCH_WORDS;
-use dynasour_ir::{Gpr, Loc, Version};
+use dynasour_ir::opt::contexts::{Contexts, contexts};
+use dynasour_ir::{Context, Gpr, Version};
 use regalloc2::{Function, Output, RegAllocError, RegClass};
 use smallvec::SmallVec;
 
@@ -103,15 +104,12 @@ pub struct Request {
 }
 
 impl Request {
-    /// The guest registers that hold a number whenever the code is entered, because the exit that leads there sets
-    /// them so.
-    pub fn known_registers(&self) -> Vec<(Gpr, u64)> {
-        let FragmentEntry::FromExit(exit) = &self.entry else { return Vec::new() };
-        let known = |(loc, node): &(Loc, u16)| match (loc, &exit.record.nodes[usize::from(*node)]) {
-            (Loc::Gpr(gpr), Node::Const(value)) => Some((*gpr, *value)),
-            _ => None,
-        };
-        exit.record.locations.iter().filter_map(known).collect()
+    /// What holds of the guest's registers whenever the code is entered, because only one exit leads there.
+    pub fn known(&self) -> Context {
+        match &self.entry {
+            FragmentEntry::FromExit(exit) => exit.known.clone(),
+            FragmentEntry::Canonical => Context::default(),
+        }
     }
 
     /// The same request for a version that is entered in canonical state.
@@ -152,6 +150,8 @@ pub(crate) enum FragmentEntry {
 #[derive(Clone, Debug)]
 pub(crate) struct ExitState {
     pub record: Record,
+    /// What holds of the guest's registers there.
+    pub known: Context,
     /// Registers that hold the fragment's own values: bit n is register n.
     pub touched: u16,
     /// Spill slots below this one hold values.
@@ -174,14 +174,15 @@ pub fn compile(
         let what = "an access to an address that is not canonical";
         return Err(LowerError::Unsupported(what.into()).into());
     }
-    match &request.entry {
+    let code = match &request.entry {
         FragmentEntry::Canonical => canonical(version, &request.host, allocator),
         FragmentEntry::FromExit(exit) => {
             let (version, places) =
                 exit_entry::side_trace(version, &exit.record, exit.touched, exit.end_of_slots);
             generate(&version, &places, exit.extended_live, &request.host, allocator)
         }
-    }
+    };
+    Ok(CompiledCode { contexts: contexts(version), ..code? })
 }
 
 /// Compiles a version that is entered in canonical state.
@@ -296,6 +297,7 @@ pub(crate) fn generate(
         uses_vector,
         extended_live: live || uses_vector,
         own_word: host.starts.and_then(|starts| starts.own),
+        contexts: Contexts::default(),
         encoded,
     })
 }

@@ -20,9 +20,9 @@ use crate::emitter::{EmitError, Emitter, EntryState};
 use crate::fragment::{ExitId, Fragment, FragmentId};
 use crate::record::Record;
 use crate::transfers::indirect::{TargetSource, Via};
-use dynasour_ir::Version;
 use dynasour_ir::predict::{NativeResults, Registers};
 use dynasour_ir::validate::{Disagreement, Limits, Start, Subject, validate_code};
+use dynasour_ir::{Context, Version};
 use std::collections::BTreeMap;
 
 /// Where a resolved stub leads.
@@ -137,11 +137,18 @@ impl Emitter {
         Ok(Request { host: self.host(region), entry, epoch: self.epoch })
     }
 
+    /// What holds of the guest's registers when a fragment has been left through this exit.
+    pub fn known_at(&self, exit: ExitId) -> Option<&Context> {
+        let exit = self.exit(exit)?;
+        self.fragment(exit.fragment)?.contexts.exits.get(exit.anchor.index())
+    }
+
     /// A copy of what is known of the state that a guard's exit leaves in.
     fn exit_state(&self, exit: ExitId) -> Result<ExitState, EmitError> {
         let (fragment, record) = self.warm_record(exit)?;
         Ok(ExitState {
             record: record.clone(),
+            known: self.known_at(exit).cloned().unwrap_or_default(),
             touched: fragment.touched,
             end_of_slots: fragment.end_of_slots,
             extended_live: fragment.extended_live,

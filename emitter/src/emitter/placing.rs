@@ -93,6 +93,7 @@ impl Emitter {
             role: FragmentRole::Trace,
             is_resting: false,
             extended_live: compiled.extended_live,
+            contexts: compiled.contexts,
             records: compiled.records,
             faults: faults.into(),
             links,

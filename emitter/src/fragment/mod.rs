@@ -24,6 +24,7 @@ use crate::codegen::mach::SiteKind;
 use crate::record::Record;
 use counting::Tally;
 use dynasour_ir::AnchorId;
+use dynasour_ir::opt::contexts::Contexts;
 pub(crate) use links::set_target;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -168,6 +169,8 @@ pub struct Fragment {
     pub(crate) is_resting: bool,
     /// Is the extended state certainly in the processor at its exits?
     pub(crate) extended_live: bool,
+    /// What it needs of the guest's registers, and what is known of them at its exits.
+    pub contexts: Contexts,
     pub(crate) records: Vec<Record>,
     /// Host address of a faulting instruction -> cold address, sorted.
     pub(crate) faults: Box<[(u64, u64)]>,

@@ -126,6 +126,7 @@ pub fn context_holds<M: Machine>(version: &Version, state: &State, machine: &mut
     version.context.facts.iter().all(|fact| match *fact {
         Fact::RegEquals(gpr, value) => state.gpr[gpr.number()] == value,
         Fact::RegInRange { gpr, min, max } => (min..=max).contains(&state.gpr[gpr.number()]),
+        Fact::RegBits { gpr, mask, value } => state.gpr[gpr.number()] & mask == value,
         Fact::PrivateMemory => true,
         Fact::MemEquals { ty, address, value } => machine.load(address, ty.bytes()) == Ok(value),
     })

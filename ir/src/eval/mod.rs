@@ -33,7 +33,7 @@ use crate::reach::Point;
 use crate::semantics::{self, ARITH_FLAGS};
 use crate::types::{AnchorId, BlockId, Gpr, Loc, Operand, Value};
 use crate::version::{
-    Anchor, DeferredStore, Effects, GuestTerm, Inst, Mem, Term, Trap, Version, Via,
+    Anchor, Context, DeferredStore, Effects, GuestTerm, Inst, Mem, Term, Trap, Version, Via,
 };
 use smallvec::SmallVec;
 use std::fmt;
@@ -54,6 +54,16 @@ impl State {
             Loc::Gpr(g) => Some(self.gpr[g.number()]),
             Loc::Flags => Some(self.flags),
             _ => None,
+        }
+    }
+
+    /// Changes the registers so that what a context says of them holds.
+    pub fn fit(&mut self, context: &Context) {
+        for fact in &context.facts {
+            if let Some(gpr) = fact.register() {
+                let register = &mut self.gpr[gpr.number()];
+                *register = fact.fit(*register);
+            }
         }
     }
 

@@ -26,8 +26,8 @@ use crate::defs::{Defs, Expr};
 use crate::op::{ArgTy, Cond, FlagOp, Op};
 use crate::reach::{Cfg, Point};
 use crate::side_conditions::{SideCondition, holds};
-use crate::types::{BlockId, Operand, Ty, Value};
-use crate::version::{Fact, Inst, Term, Version};
+use crate::types::{AnchorId, BlockId, Loc, Operand, Ty, Value};
+use crate::version::{Context, Fact, Inst, Term, Version};
 use smallvec::SmallVec;
 
 /// Definitions followed when a value is looked up (guess: deeper ones seldom add a fact, and each
@@ -37,8 +37,45 @@ const MAX_DEPTH: u32 = 4;
 /// ranges and costs time). Bits need no widening: they can be lost only 64 times.
 const PATIENCE: u32 = 6;
 
-/// The state at a point; `None` for a value that is not computed on every way there.
-pub(super) type Env = Vec<Option<Known>>;
+/// The state at a point.
+#[derive(Clone)]
+pub(super) struct Env {
+    /// By value; `None` for one that is not computed on every way there.
+    known: Vec<Option<Known>>,
+    /// What [`Env::set`] has replaced since [`Env::mark`], oldest first.
+    replaced: Vec<(Value, Option<Known>)>,
+    is_marked: bool,
+}
+
+impl Env {
+    fn new(values: usize) -> Env {
+        Env { known: vec![None; values], replaced: Vec::new(), is_marked: false }
+    }
+
+    fn get(&self, v: Value) -> Option<Known> {
+        self.known[v.index()]
+    }
+
+    fn set(&mut self, v: Value, known: Option<Known>) {
+        let old = std::mem::replace(&mut self.known[v.index()], known);
+        if self.is_marked {
+            self.replaced.push((v, old));
+        }
+    }
+
+    /// From here on, what is replaced is noted.
+    fn mark(&mut self) {
+        self.is_marked = true;
+    }
+
+    /// As at the last [`Env::mark`].
+    fn restore(&mut self) {
+        while let Some((v, old)) = self.replaced.pop() {
+            self.known[v.index()] = old;
+        }
+        self.is_marked = false;
+    }
+}
 
 /// The analysis of a version.
 pub(super) struct Facts<'v> {
@@ -71,6 +108,45 @@ impl<'v> Facts<'v> {
         f(Point { block, inst: body.insts.len() }, &env);
     }
 
+    /// Calls `f` with each point of a reachable block at which control may leave, the anchor of it,
+    /// and the state in which it leaves there: what an `assume` checks does not hold.
+    pub(super) fn walk_exits(&self, block: BlockId, mut f: impl FnMut(Point, AnchorId, &Env)) {
+        let Some(mut env) = self.at_start[block.index()].clone() else { return };
+        let body = &self.version.blocks[block.index()];
+        for (inst, i) in body.insts.iter().enumerate() {
+            let point = Point { block, inst };
+            if let Some(anchor) = i.anchor {
+                env.mark();
+                if i.op != Op::Assume || self.refine(&mut env, i.args[0], false) {
+                    f(point, anchor, &env);
+                }
+                env.restore();
+            }
+            if !self.apply(&mut env, i) {
+                return;
+            }
+        }
+        if let Term::Exit(anchor) = body.term {
+            f(Point { block, inst: body.insts.len() }, anchor, &env);
+        }
+    }
+
+    /// The state behind the first `count` instructions of the entry block, if control comes there.
+    pub(super) fn behind_entry(&self, count: usize) -> Option<Env> {
+        let mut env = self.at_start[0].clone()?;
+        let insts = &self.version.blocks.first()?.insts[..count];
+        insts.iter().all(|inst| self.apply(&mut env, inst)).then_some(env)
+    }
+
+    /// Do these facts imply all that the first `count` instructions of the entry block check?
+    pub(super) fn passes_entry(&self, count: usize, context: &Context) -> bool {
+        let mut env = self.entered_with(context);
+        self.version.blocks[0].insts[..count].iter().all(|inst| {
+            let holds = inst.op != Op::Assume || self.constant(&env, inst.args[0]) == Some(1);
+            holds && self.apply(&mut env, inst)
+        })
+    }
+
     /// What is known of an operand of type `ty` in `env`.
     pub(super) fn known(&self, env: &Env, o: Operand, ty: Ty) -> Known {
         match o {
@@ -92,7 +168,7 @@ impl<'v> Facts<'v> {
 
     fn value(&self, env: &Env, v: Value, depth: u32) -> Known {
         let ty = self.version.ty(v);
-        let noted = env[v.index()].unwrap_or(Known::all(ty));
+        let noted = env.get(v).unwrap_or(Known::all(ty));
         match self.defs.get(v.into()) {
             Some(expr) if depth > 0 && noted.single().is_none() => {
                 let again = self.expr(env, &expr, ty, depth - 1);
@@ -158,26 +234,37 @@ impl<'v> Facts<'v> {
 
     // The data-flow.
 
-    fn solve(&mut self, cfg: &Cfg) {
+    /// The state at the entry if these facts hold.
+    fn entered_with(&self, context: &Context) -> Env {
         let version = self.version;
-        let Some(entry) = version.blocks.first() else { return };
-        let mut env: Env = vec![None; version.types.len()];
-        for (loc, v) in version.entry_locs.iter().zip(&entry.params) {
+        let mut env = Env::new(version.types.len());
+        for (loc, v) in version.entry_locs.iter().zip(&version.blocks[0].params) {
             let ty = version.ty(*v);
             let mut known = Known::all(ty);
-            for fact in &version.context.facts {
+            for fact in &context.facts {
                 known = match *fact {
-                    Fact::RegEquals(gpr, value) if *loc == crate::Loc::Gpr(gpr) => {
+                    Fact::RegEquals(gpr, value) if *loc == Loc::Gpr(gpr) => {
                         Known::constant(value, ty)
                     }
-                    Fact::RegInRange { gpr, min, max } if *loc == crate::Loc::Gpr(gpr) => known
+                    Fact::RegInRange { gpr, min, max } if *loc == Loc::Gpr(gpr) => known
                         .within(Bounds { umin: min, umax: max, ..Bounds::all(ty) }.agree(ty), ty),
+                    Fact::RegBits { gpr, mask, value } if *loc == Loc::Gpr(gpr) => {
+                        known.with_bits(mask & !value, value, ty)
+                    }
                     _ => known,
                 };
             }
-            env[v.index()] = Some(known);
+            env.set(*v, Some(known));
         }
-        self.at_start[0] = Some(env);
+        env
+    }
+
+    fn solve(&mut self, cfg: &Cfg) {
+        let version = self.version;
+        if version.blocks.is_empty() {
+            return;
+        }
+        self.at_start[0] = Some(self.entered_with(&version.context));
         let mut visits = vec![0; version.blocks.len()];
         let mut dirty = vec![false; version.blocks.len()];
         dirty[0] = true;
@@ -208,7 +295,7 @@ impl<'v> Facts<'v> {
                 .map(|(p, a)| self.known(&along, *a, version.ty(*p)))
                 .collect();
             let mut next = along;
-            params.iter().zip(passed).for_each(|(p, known)| next[p.index()] = Some(known));
+            params.iter().zip(passed).for_each(|(p, known)| next.set(*p, Some(known)));
             dirty[to.index()] |= self.join(to, next, visits[to.index()] > PATIENCE);
         }
     }
@@ -231,7 +318,7 @@ impl<'v> Facts<'v> {
             *slot = Some(next);
             return true;
         };
-        for (i, (new, old)) in next.iter_mut().zip(&*old).enumerate() {
+        for (i, (new, old)) in next.known.iter_mut().zip(&old.known).enumerate() {
             *new = match (*new, old) {
                 (Some(a), Some(b)) => {
                     let joined =
@@ -246,7 +333,7 @@ impl<'v> Facts<'v> {
                 _ => None,
             };
         }
-        let changed = next != *old;
+        let changed = next.known != old.known;
         *slot = Some(next);
         changed
     }
@@ -260,12 +347,12 @@ impl<'v> Facts<'v> {
         for def in &inst.defs {
             let ty = self.version.ty(*def);
             // A fact about the value of an earlier iteration does not hold of the new one.
-            env[def.index()] = None;
+            env.set(*def, None);
             let known = match Expr::of(inst) {
                 Some(expr) => self.expr(env, &expr, ty, 0),
                 None => Known::all(ty),
             };
-            env[def.index()] = Some(known);
+            env.set(*def, Some(known));
         }
         true
     }
@@ -350,7 +437,7 @@ impl<'v> Facts<'v> {
         if met.is_empty() {
             return false;
         }
-        env[v.index()] = Some(met);
+        env.set(v, Some(met));
         let Some(expr) = self.defs.get(v.into()).filter(|_| depth > 0) else { return true };
         let (Operand::Value(x), b) = (expr.args[0], expr.args[1]) else { return true };
         let from = self.version.ty(x);

@@ -235,15 +235,11 @@ fn check_context(
     context: &Context,
 ) {
     for fact in &context.facts {
-        let (gpr, min, max) = match *fact {
-            Fact::RegEquals(gpr, value) => (gpr, value, value),
-            Fact::RegInRange { gpr, min, max } => (gpr, min, max),
-            Fact::PrivateMemory | Fact::MemEquals { .. } => continue,
-        };
+        let Some(gpr) = fact.register() else { continue };
         let operand = in_frame(caller, frame, Loc::Gpr(gpr));
         if holds(
             SideCondition::InlineContext,
-            operand.as_const().is_some_and(|c| (min..=max).contains(&c)),
+            operand.as_const().is_some_and(|c| Fact::RegEquals(gpr, c).implies(fact)),
         ) {
             continue;
         }
@@ -252,11 +248,19 @@ fn check_context(
             caller.blocks[block.index()].insts.push(Inst::new(op, Ty::I64, Some(v), args));
             v.into()
         };
-        let predicate = if min == max {
-            add(Op::Eq, Ty::I1, &[operand, Operand::Const(min)])
-        } else {
-            let above = add(Op::Sub, Ty::I64, &[operand, Operand::Const(min)]);
-            add(Op::LeU, Ty::I1, &[above, Operand::Const(max.wrapping_sub(min))])
+        let predicate = match *fact {
+            Fact::RegInRange { min, max, .. } if min != max => {
+                let above = add(Op::Sub, Ty::I64, &[operand, Operand::Const(min)]);
+                add(Op::LeU, Ty::I1, &[above, Operand::Const(max.wrapping_sub(min))])
+            }
+            Fact::RegBits { mask, value, .. } => {
+                let bits = add(Op::And, Ty::I64, &[operand, Operand::Const(mask)]);
+                add(Op::Eq, Ty::I1, &[bits, Operand::Const(value)])
+            }
+            Fact::RegEquals(_, value) | Fact::RegInRange { min: value, .. } => {
+                add(Op::Eq, Ty::I1, &[operand, Operand::Const(value)])
+            }
+            Fact::PrivateMemory | Fact::MemEquals { .. } => continue,
         };
         let pc = caller.anchors[exit.index()].target.as_const().unwrap_or(caller.region);
         let origin = Origin { kind: OriginKind::Context, pc, step: None };

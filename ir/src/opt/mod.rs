@@ -35,11 +35,12 @@
 //! | `inject` | | adds assumptions at any point that an anchor reaches |
 //! | `continuation` | | a version that begins at an anchor in the middle of another |
 //! | `inline` | | puts another region's version in place of the exit to it |
+//! | `contexts` | | what a version needs at its entry, and what is known at its exits |
 //! | `golden` | | runs what a golden file says |
 //! | `registry` | | passes of a program's own |
 //!
 //! `rules`, `conditions`, `address` and `bounds` belong to `simplify`, `alias_plan` to `alias`; `facts` and `known` to
-//! `constants` and `redundant`; `loops` to `hoist` and `licm`; `closed_form` to `continuation`.
+//! `constants`, `redundant` and `contexts`; `loops` to `hoist` and `licm`; `closed_form` to `continuation`.
 //!
 //! The first ten, `readonly` and `merge` make up the pipeline of recorded traces ([`PIPELINE`]), which have
 //! one of the shapes of `shape`; `tree` is the one with branches. `peel` and `chain` leave trees alone. The
@@ -66,6 +67,7 @@ mod closed_form;
 mod conditions;
 mod conjoin;
 mod constants;
+pub mod contexts;
 mod continuation;
 mod dce;
 mod delay;

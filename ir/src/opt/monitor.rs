@@ -105,7 +105,7 @@ pub(super) fn rely_on(version: &mut Version, facts: &[Fact]) -> usize {
         .iter()
         .filter_map(|fact| match *fact {
             Fact::MemEquals { ty, address, value } => Some(((address, ty), value)),
-            Fact::RegEquals(..) | Fact::RegInRange { .. } | Fact::PrivateMemory => None,
+            _ => None,
         })
         .collect();
     if known.is_empty() {

@@ -130,6 +130,12 @@ pub(super) fn bounds(n: &Numbering, o: Operand, ty: Ty) -> Bounds {
     }
     match n.def(o) {
         Some(Expr { op: Op::Zext(from), .. }) => Bounds::at_most(from.mask(), ty),
+        Some(Expr { op: Op::Trunc, args: [Operand::Value(x), ..], .. }) => match n.range(x) {
+            Some(Bounds { umin, umax, .. }) if umax <= ty.mask() => {
+                Bounds { umin, umax, ..Bounds::all(ty) }.agree(ty)
+            }
+            _ => Bounds::all(ty),
+        },
         Some(Expr { op: Op::And, args: [_, Const(c), _], .. }) => Bounds::at_most(c, ty),
         Some(Expr { op: Op::Shr, args: [_, Const(k), _], .. }) => {
             Bounds::at_most(ty.mask().checked_shr(shift_count(ty, k)).unwrap_or(0), ty)
@@ -211,6 +217,7 @@ fn and(n: &mut Numbering, e: &Expr) -> Rewrite {
         ZERO => Rewrite::Done(ZERO),
         _ if a == b => Rewrite::Done(a),
         Const(c) if c == e.ty.mask() => Rewrite::Done(a),
+        Const(c) if let Some(known) = n.bits(a, c) => Rewrite::Done(Const(known)),
         Const(c) => match n.def(a) {
             Some(Expr { op: Op::Zext(from), .. }) if c & from.mask() == from.mask() => {
                 Rewrite::Done(a)

@@ -32,8 +32,8 @@ use crate::defs::{Defs, Expr};
 use crate::op::{Op, ResultTy};
 use crate::semantics;
 use crate::side_conditions::{SideCondition, holds};
-use crate::types::{AnchorId, Operand, Ty, Value};
-use crate::version::{Anchor, Inst, Term, Version};
+use crate::types::{AnchorId, Loc, Operand, Ty, Value};
+use crate::version::{Anchor, Fact, Inst, Term, Version};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -58,6 +58,8 @@ struct Knowledge {
     facts: Vec<Option<u64>>,
     /// Value -> the range it is known to lie in.
     ranges: FxHashMap<Value, Bounds>,
+    /// Parameter of the entry -> some of its bits, and what they are.
+    bits: FxHashMap<Value, (u64, u64)>,
     /// Expression -> the operand that holds it.
     known: FxHashMap<Expr, Operand>,
 }
@@ -92,6 +94,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
         changes: 0,
         version,
     };
+    numbering.learn_context();
     let count = numbering.version.blocks.len();
     let mut saved = Saved::new(numbering.version);
     // An `assume 0`, and a branch on a constant, make blocks unreachable.
@@ -149,6 +152,38 @@ impl Numbering<'_> {
     /// The range facts about a value.
     pub(super) fn range(&self, v: Value) -> Option<Bounds> {
         self.here.ranges.get(&v).copied()
+    }
+
+    /// What the bits of `mask` are in a parameter of the entry, or in the low part of one, if the
+    /// context says it.
+    pub(super) fn bits(&self, o: Operand, mask: u64) -> Option<u64> {
+        let whole = match self.def(o) {
+            Some(Expr { op: Op::Trunc, args: [x, ..], .. }) => x,
+            _ => o,
+        };
+        let Operand::Value(v) = whole else { return None };
+        let (known, value) = self.here.bits.get(&v)?;
+        (mask & !known == 0).then_some(value & mask)
+    }
+
+    /// Notes what the context says of the entry's parameters.
+    fn learn_context(&mut self) {
+        let version = &*self.version;
+        let Knowledge { ranges, bits, .. } = &mut self.here;
+        for (loc, v) in version.entry_locs.iter().zip(&version.blocks[ENTRY].params) {
+            for fact in &version.context.facts {
+                match *fact {
+                    Fact::RegInRange { gpr, min, max } if *loc == Loc::Gpr(gpr) => {
+                        let range = Bounds { umin: min, umax: max, ..Bounds::all(Ty::I64) };
+                        ranges.insert(*v, range.agree(Ty::I64));
+                    }
+                    Fact::RegBits { gpr, mask, value } if *loc == Loc::Gpr(gpr) => {
+                        bits.insert(*v, (mask, value));
+                    }
+                    _ => {}
+                }
+            }
+        }
     }
 
     /// The operand that already holds this expression, if there is one. No rules are applied.

@@ -182,6 +182,12 @@ impl World<'_> {
                     facts.learn(terms, low);
                     facts.learn(terms, high);
                 }
+                Fact::RegBits { gpr, mask, value } => {
+                    let (mask, value) = (terms.number(mask, 64), terms.number(value, 64));
+                    let bits = terms.pure(Op::And, Ty::I64, &[locs[gpr.number()], mask]);
+                    let fact = terms.equal(bits, value);
+                    facts.learn(terms, fact);
+                }
                 Fact::PrivateMemory | Fact::MemEquals { .. } => {}
             }
         }

@@ -143,10 +143,17 @@ impl<'r> Maker<'r> {
         for gpr in Gpr::all() {
             if self.rng.one_in(10) {
                 facts.push(Fact::RegEquals(gpr, self.rng.interesting()));
+            } else if self.rng.one_in(20) {
+                let (a, b) = (self.rng.interesting(), self.rng.interesting());
+                facts.push(Fact::RegInRange { gpr, min: a.min(b), max: a.max(b) });
+            } else if self.rng.one_in(20) {
+                let mask = self.rng.interesting();
+                facts.push(Fact::RegBits { gpr, mask, value: self.rng.interesting() & mask });
             }
         }
         // Always, because the deferred stores are not return addresses.
         facts.push(Fact::PrivateMemory);
+        facts.sort_unstable();
         Context { facts }
     }
 

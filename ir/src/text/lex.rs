@@ -47,9 +47,9 @@ impl fmt::Display for Token<'_> {
 }
 
 /// Longest first, so that `==` is not read as two `=`.
-const PUNCTUATION: [&str; 19] = [
+const PUNCTUATION: [&str; 20] = [
     "==", "&&", "..", "{", "}", "(", ")", "[", "]", ":", ",", "=", "!", "+", "-", "*", ".", "#",
-    "?",
+    "?", "&",
 ];
 
 /// Splits `text` into tokens; the last is [`Token::End`].

@@ -318,14 +318,15 @@ impl<'t> Parser<'t> {
                 if self.eat_word("in") {
                     let min = self.constant("a number")?;
                     self.expect("..")?;
-                    facts.push(Fact::RegInRange { gpr, min, max: self.constant("a number")? });
-                    if self.eat("&&") {
-                        continue;
-                    }
-                    return Ok(Context { facts });
+                    Fact::RegInRange { gpr, min, max: self.constant("a number")? }
+                } else if self.eat("&") {
+                    let mask = self.constant("a number")?;
+                    self.expect("==")?;
+                    Fact::RegBits { gpr, mask, value: self.constant("a number")? }
+                } else {
+                    self.expect("==")?;
+                    Fact::RegEquals(gpr, self.constant("a number")?)
                 }
-                self.expect("==")?;
-                Fact::RegEquals(gpr, self.constant("a number")?)
             });
             if !self.eat("&&") {
                 return Ok(Context { facts });

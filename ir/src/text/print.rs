@@ -263,6 +263,7 @@ impl Display for Fact {
             Fact::RegInRange { gpr, min, max } => {
                 write!(f, "{gpr} in {} .. {}", Operand::Const(min), Operand::Const(max))
             }
+            Fact::RegBits { gpr, mask, value } => write!(f, "{gpr} & {mask:#x} == {value:#x}"),
             Fact::PrivateMemory => f.write_str("private_memory"),
             Fact::MemEquals { ty, address, value } => {
                 write!(f, "load.{ty} [{:#x}] == {}", address, Operand::Const(value))

@@ -123,18 +123,11 @@ impl Case {
     /// This case, with what the version's context says.
     fn fitting(mut self, version: &Version, memory: &Memory<'_>) -> Case {
         for fact in &version.context.facts {
-            match *fact {
-                Fact::RegEquals(gpr, value) => self.state.gpr[gpr.number()] = value,
-                Fact::RegInRange { gpr, min, max } => {
-                    let register = &mut self.state.gpr[gpr.number()];
-                    *register = (*register).clamp(min, max);
-                }
-                Fact::MemEquals { ty, address, value } => {
-                    self.write(address, ty.bytes(), value, memory);
-                }
-                Fact::PrivateMemory => {}
+            if let Fact::MemEquals { ty, address, value } = *fact {
+                self.write(address, ty.bytes(), value, memory);
             }
         }
+        self.state.fit(&version.context);
         self
     }
 

@@ -20,6 +20,7 @@ use crate::fragment::{
     Borrowed, Exit, ExitId, Fragment, FragmentId, FragmentRole, LinkKind, StartCounts,
 };
 use dynasour_ir::AnchorId;
+use dynasour_ir::opt::contexts::Contexts;
 use std::sync::atomic::AtomicU32;
 
 /// The key of a passage: the registers whose values are in slots before it, whether the extended
@@ -147,6 +148,7 @@ impl Emitter {
             role: FragmentRole::Passage(way.to),
             is_resting: false,
             extended_live: way.live,
+            contexts: Contexts::default(),
             records: Vec::new(),
             faults: Box::default(),
             links,

@@ -159,8 +159,7 @@ impl Fragments {
                     .map_err(|_| Failure::Stale)?,
             ),
         };
-        let known = request.known_registers().into_iter();
-        let mut facts: Vec<Fact> = known.map(|(g, value)| Fact::RegEquals(g, value)).collect();
+        let mut facts = request.known().facts;
         facts.extend(self.private_memory.then_some(Fact::PrivateMemory));
         facts.sort_unstable();
         let is_first_version = !self.regions.contains_key(&path.head);
@@ -443,7 +442,7 @@ impl Plan {
     ) -> Result<CompiledCode, Failure> {
         let emitting = Instant::now();
         let mut compiled = codegen::compile(version, &self.request, allocator);
-        let knows_registers = self.facts.iter().any(|f| matches!(f, Fact::RegEquals(..)));
+        let knows_registers = self.facts.iter().any(|fact| fact.register().is_some());
         if compiled.is_err() && !knows_registers && self.side_exit.take().is_some() {
             // Perhaps too many values were live at once. A version of the region does not hold the
             // exit's values besides its own. It must not rely on them either.

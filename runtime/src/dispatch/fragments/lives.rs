@@ -119,7 +119,7 @@ impl Lives {
                 Fact::MemEquals { ty, address, .. } => {
                     Some((false, address..address + u64::from(ty.bytes())))
                 }
-                Fact::RegEquals(..) | Fact::RegInRange { .. } | Fact::PrivateMemory => None,
+                _ => None,
             }))
             .collect();
         ranges.sort_unstable_by_key(|(checked, range)| (*checked, range.start));
