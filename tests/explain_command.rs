@@ -508,10 +508,22 @@ fn loops_of_interpreted_programs_are_named_by_their_keys() {
     let explanation = json(&directory, &[&words[..], &["--json"], &program].concat());
     let versions =
         array(&explanation, "regions").iter().flat_map(|region| array(region, "versions"));
-    let mut interpreted = versions.map(|v| &v["interpreted"]).filter(|v| !v.is_null());
-    assert!(!array(interpreted.next().expect("a loop"), "key").is_empty());
+    let mut loops = versions.clone().filter(|v| !v["interpreted"].is_null());
+    assert!(!array(&loops.next().expect("a loop")["interpreted"], "key").is_empty());
     let report = explain(&directory, &[&words[..], &["--show", "path"], &program].concat());
-    assert!(text(&report.stdout).contains("a loop of the interpreted program, where "));
+    let report = text(&report.stdout);
+    assert!(report.contains("a loop of the interpreted program, where "));
+
+    // What they need at their entry is told, and what the exits of side traces know.
+    let facts = |v: &Value, of: &str| array(&v["entrance"], of).len();
+    let needing = versions.clone().filter(|v| facts(v, "needs") > 0);
+    let needing = needing.inspect(|v| {
+        let refused = v["entrance"]["refused"].as_u64().expect("a number");
+        assert!(facts(v, "known") == 0 && Some(refused) <= v["entered"].as_u64(), "{v}");
+    });
+    assert!(needing.count() > 0 && versions.filter(|v| facts(v, "known") > 0).count() > 0);
+    assert!(report.contains("number 1 in its region; needs "), "{report}");
+    assert!(report.contains(" entries passed its entry\n") && report.contains("its exit knows: "));
 }
 
 #[test]

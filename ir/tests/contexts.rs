@@ -44,6 +44,10 @@ fn compare(version: &Version, known: &Contexts, entry: &(State, ModelMachine), s
         assert!(fits, "it goes on, although {} does not hold\n{version}", known.entry);
         return;
     };
+    if matches!(reason, Reason::Fault(_)) {
+        assert!(fits || point.block == BlockId(0), "{} is not needed\n{version}", known.entry);
+        return;
+    }
     let facts = &known.exits[anchor.index()];
     assert!(
         holds(facts, &state),
@@ -68,8 +72,7 @@ fn compare(version: &Version, known: &Contexts, entry: &(State, ModelMachine), s
                     })
         });
     if !fits {
-        let faults = matches!(reason, Reason::Fault(_)) && point.block == BlockId(0);
-        assert!(is_entry || faults, "{} is not needed: left at {point:?}\n{version}", known.entry);
+        assert!(is_entry, "{} is not needed: left at {point:?}\n{version}", known.entry);
         seen.refused += 1;
     } else if known.is_sufficient {
         assert!(!is_entry, "{} is not sufficient\n{version}", known.entry);

@@ -149,6 +149,21 @@ fn contexts_are_ordered_by_implication() {
     }
     assert!(!exact.implies(&other) && !other.implies(&exact) && other.implies(&always));
 
+    let bits = context(&[Fact::RegBits { gpr: Gpr::RSI, mask: 7, value: 7 }]);
+    let more = context(&[Fact::RegBits { gpr: Gpr::RSI, mask: 15, value: 7 }]);
+    assert!(exact.implies(&more) && more.implies(&bits) && bits.implies(&always));
+    assert!(!bits.implies(&more) && !small.implies(&bits) && !bits.implies(&small));
+    let even = context(&[Fact::RegBits { gpr: Gpr::RSI, mask: 1, value: 0 }]);
+    let high = context(&[Fact::RegInRange { gpr: Gpr::RSI, min: 10, max: 99 }]);
+    for (a, b) in [(&exact, &even), (&exact, &high), (&small, &high), (&bits, &even)] {
+        assert!(a.excludes(b) && b.excludes(a), "{a} and {b}");
+    }
+    for (a, b) in
+        [(&exact, &small), (&wide, &high), (&exact, &other), (&small, &even), (&bits, &more)]
+    {
+        assert!(!a.excludes(b) && !b.excludes(a), "{a} and {b}");
+    }
+
     let mut region = region(SUM);
     let original = region.versions.remove(0);
     for (name, context) in [

@@ -21,8 +21,8 @@ use anyhow::{Context, Result};
 use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::observe::attempts::Attempt;
 use dynasour_runtime::observe::census::{
-    Census, CodeBytes, CompileTimes, End, Fragment, From, Guard, Interpreted, Kind, To, Went,
-    is_in_linker,
+    Census, CodeBytes, CompileTimes, End, Entrance, Fragment, From, Guard, Interpreted, Kind, To,
+    Went, is_in_linker,
 };
 use dynasour_runtime::observe::certificate::{Certificate, Proof};
 use dynasour_runtime::observe::profile::timeline::Timeline;
@@ -204,6 +204,8 @@ pub struct Version {
     pub guest_instructions: u64,
     /// If it is a loop of the program that the guest interprets: which one.
     pub interpreted: Option<Interpreted>,
+    /// What it knows and needs of the guest's registers where it is entered.
+    pub entrance: Entrance,
     /// Times that it was entered.
     pub entered: u64,
     /// Arrivals at the head of its loop, if it has one.
@@ -395,6 +397,7 @@ impl<'a> Explainer<'a> {
             share,
             guest_instructions: f.guest_instructions,
             interpreted: f.interpreted,
+            entrance: f.entrance,
             entered: f.entered,
             iterations: f.iterations,
             executed: f.guards.iter().map(|g| g.executed).sum(),

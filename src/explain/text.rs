@@ -13,7 +13,7 @@ use super::passes::{Edit, difference};
 use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::config::Tier;
 use dynasour_runtime::observe::census::{
-    Anchor, Census, Guard, GuardKind, Interpreted, Kind, To, Went,
+    Anchor, Census, Entrance, Guard, GuardKind, Interpreted, Kind, To, Went,
 };
 use std::fmt::Write;
 
@@ -121,6 +121,24 @@ fn loop_of_program(interpreted: &Interpreted) -> String {
     format!("a loop of the interpreted program, where {}{by_position}{operands}", key.join(", "))
 }
 
+/// What a version knows and needs where it is entered, and how often it was refused there.
+fn entrance(v: &Version) -> Vec<String> {
+    let Entrance { known, needs, refused, order } = &v.entrance;
+    let mut lines = Vec::new();
+    if !known.is_empty() {
+        lines.push(format!("its exit knows: {}", known.join(" && ")));
+    }
+    let order = order.map_or(String::new(), |n| format!("number {n} in its region; "));
+    let needs =
+        if needs.is_empty() { String::new() } else { format!("needs {}; ", needs.join(" && ")) };
+    if !order.is_empty() || !needs.is_empty() {
+        let share = 100.0 * (v.entered - refused.min(&v.entered)) as f64 / v.entered.max(1) as f64;
+        let entered = number(v.entered);
+        lines.push(format!("{order}{needs}{share:.1} % of {entered} entries passed its entry"));
+    }
+    lines
+}
+
 impl Reporter<'_> {
     /// Did the program run in place? Then code that is no trace is the guest's own.
     pub fn is_direct(&self) -> bool {
@@ -176,6 +194,9 @@ impl Reporter<'_> {
         }
         if let Some(interpreted) = &v.interpreted {
             let _ = writeln!(out, "  {}", loop_of_program(interpreted));
+        }
+        for line in entrance(v) {
+            let _ = writeln!(out, "  {line}");
         }
         for end in &v.ends {
             let to = end

@@ -19,7 +19,7 @@ use super::facts::{Env, Facts};
 use super::known::Known;
 use crate::op::Op;
 use crate::reach::Cfg;
-use crate::types::{Gpr, Loc, Operand, Ty};
+use crate::types::{Gpr, Loc, Operand};
 use crate::version::{Context, Fact, Inst, Version};
 
 /// What [`contexts`] has found. No context has monitored facts.
@@ -29,7 +29,7 @@ pub struct Contexts {
     pub entry: Context,
     /// If [`Contexts::entry`] holds, none does.
     pub is_sufficient: bool,
-    /// For each anchor, what holds of the state that it describes.
+    /// For each anchor, what holds when a guard, a safe point or the version's end leaves through it.
     pub exits: Vec<Context>,
 }
 
@@ -45,7 +45,7 @@ pub fn contexts(version: &Version) -> Contexts {
     let facts = Facts::new(version, &cfg);
     let mut exits: Vec<Option<Registers>> = vec![None; version.anchors.len()];
     for block in &cfg.order {
-        facts.walk_exits(*block, |_, anchor, env| {
+        facts.walk_exits(*block, |anchor, env| {
             let here = at_exit(version, &facts, env, &version.anchors[anchor.index()].varmap);
             let all = &mut exits[anchor.index()];
             *all = Some(
@@ -85,7 +85,7 @@ fn at_exit(
     let named = varmap.iter().map(|(loc, operand)| (*loc, *operand));
     for (loc, operand) in entry.map(|(loc, v)| (*loc, Operand::Value(*v))).chain(named) {
         if let Loc::Gpr(gpr) = loc {
-            registers[gpr.number()] = Some(facts.known(env, operand, Ty::I64));
+            registers[gpr.number()] = Some(facts.known_shallow(env, operand));
         }
     }
     registers
@@ -128,6 +128,8 @@ fn register(gpr: Gpr, known: &Known) -> impl Iterator<Item = Fact> + use<> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::opt::bounds::Bounds;
+    use crate::types::Ty;
 
     #[test]
     fn facts_say_what_is_known() {
@@ -140,10 +142,7 @@ mod tests {
         assert_eq!(says(Known::constant(7, Ty::I64)), "rax == 7");
         let low = all.with_bits(7, 0, Ty::I64);
         assert_eq!(says(low), "rax & 0x7 == 0x0");
-        let narrow = |known: Known, max| Known {
-            bounds: super::super::bounds::Bounds::at_most(max, Ty::I64),
-            ..known
-        };
+        let narrow = |known: Known, max| Known { bounds: Bounds::at_most(max, Ty::I64), ..known };
         assert_eq!(says(narrow(all, 100)), "rax in 0 .. 100");
         assert_eq!(says(narrow(low, 100)), "rax in 0 .. 96 && rax & 0x7 == 0x0");
         assert_eq!(says(narrow(all.with_bits(6, 1, Ty::I64), 8)), "rax == 1");

@@ -108,26 +108,30 @@ impl<'v> Facts<'v> {
         f(Point { block, inst: body.insts.len() }, &env);
     }
 
-    /// Calls `f` with each point of a reachable block at which control may leave, the anchor of it,
-    /// and the state in which it leaves there: what an `assume` checks does not hold.
-    pub(super) fn walk_exits(&self, block: BlockId, mut f: impl FnMut(Point, AnchorId, &Env)) {
+    /// Calls `f` for each guard and safe point of a reachable block, and for its end if it leaves the
+    /// version, with the anchor and the state in which control leaves there: what a guard checks does
+    /// not hold.
+    pub(super) fn walk_exits(&self, block: BlockId, mut f: impl FnMut(AnchorId, &Env)) {
         let Some(mut env) = self.at_start[block.index()].clone() else { return };
         let body = &self.version.blocks[block.index()];
-        for (inst, i) in body.insts.iter().enumerate() {
-            let point = Point { block, inst };
-            if let Some(anchor) = i.anchor {
-                env.mark();
-                if i.op != Op::Assume || self.refine(&mut env, i.args[0], false) {
-                    f(point, anchor, &env);
+        for inst in &body.insts {
+            match (inst.op, inst.anchor) {
+                (Op::Assume, Some(anchor)) => {
+                    env.mark();
+                    if self.refine(&mut env, inst.args[0], false) {
+                        f(anchor, &env);
+                    }
+                    env.restore();
                 }
-                env.restore();
+                (Op::Poll, Some(anchor)) => f(anchor, &env),
+                _ => {}
             }
-            if !self.apply(&mut env, i) {
+            if !self.apply(&mut env, inst) {
                 return;
             }
         }
         if let Term::Exit(anchor) = body.term {
-            f(Point { block, inst: body.insts.len() }, anchor, &env);
+            f(anchor, &env);
         }
     }
 
@@ -145,6 +149,15 @@ impl<'v> Facts<'v> {
             let holds = inst.op != Op::Assume || self.constant(&env, inst.args[0]) == Some(1);
             holds && self.apply(&mut env, inst)
         })
+    }
+
+    /// What is known of a 64-bit operand in `env`, at little cost: only its own definition is
+    /// evaluated again.
+    pub(super) fn known_shallow(&self, env: &Env, o: Operand) -> Known {
+        match o {
+            Operand::Const(c) => Known::constant(c, Ty::I64),
+            Operand::Value(v) => self.value(env, v, 1),
+        }
     }
 
     /// What is known of an operand of type `ty` in `env`.

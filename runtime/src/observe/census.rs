@@ -115,6 +115,9 @@ pub struct Fragment {
     /// If it is a loop of the program that the guest interprets: which one.
     #[serde(default)]
     pub interpreted: Option<Interpreted>,
+    /// What it knows and needs of the guest's registers where it is entered.
+    #[serde(default)]
+    pub entrance: Entrance,
     /// Bytes of native code, on the path and off it. The code that counts is included.
     pub code_bytes: CodeBytes,
     /// Number of spill slots that it uses.
@@ -145,6 +148,20 @@ pub struct Fragment {
     pub dropped: bool,
     /// Text and native code, with `--count-detail`.
     pub detail: Option<Detail>,
+}
+
+/// What a fragment knows and needs of the guest's registers where it is entered.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct Entrance {
+    /// What holds there without a check, because only one exit leads there: facts in the text form of the IR.
+    pub known: Vec<String>,
+    /// What its guards check there, as far as it is about registers alone.
+    pub needs: Vec<String>,
+    /// Number of entries that one of its guards left before a guest instruction was executed.
+    pub refused: u64,
+    /// Its number among the versions of its region in the order in which they are tried, counted from 1, at the end
+    /// of the run. None if nothing led there any more, or if it belongs to an exit.
+    pub order: Option<u32>,
 }
 
 /// A loop of the program that the guest interprets.

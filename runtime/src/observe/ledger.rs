@@ -24,13 +24,14 @@
 
 use super::describe::{guard, hex, steps};
 use crate::observe::census::{
-    Code, CodeBytes, CompileTimes, Detail, End, Fragment, From, Interpreted, Kind, To, Went,
+    Code, CodeBytes, CompileTimes, Detail, End, Entrance, Fragment, From, Interpreted, Kind, To,
+    Went,
 };
 use crate::observe::certificate::{Certificate, Proof};
 use dynasour_emitter::counting::{CountedSite, Destination, Tally};
 use dynasour_emitter::{Emitter, ExitId, FragmentId, SiteKind};
-use dynasour_ir::Version;
 use dynasour_ir::expressions::Expressions;
+use dynasour_ir::{Context, Version};
 use dynasour_tracer::{Path, TraceShape};
 use rustc_hash::FxHashMap;
 
@@ -73,6 +74,8 @@ struct SiteRecord {
     counted: CountedSite,
     /// If it is a guard: its index in [`Fragment::guards`].
     guard: Option<u32>,
+    /// Is it a guard that is left before a guest instruction was executed?
+    is_at_entry: bool,
     /// Number of times that control came to the runtime from it.
     to_runtime: u64,
     link_periods: Vec<LinkPeriod>,
@@ -125,6 +128,14 @@ impl Ledger {
             is_by_position: guest.is_by_position,
             assumes_operands: guest.assumes_operands,
         });
+        let facts = |context: &Context| {
+            let of_registers = context.facts.iter().filter(|fact| fact.register().is_some());
+            of_registers.map(ToString::to_string).collect()
+        };
+        entry.fragment.entrance.known = facts(&made.version.context);
+        if let Some(fragment) = emitter.fragment(id).filter(|_| made.from.is_none()) {
+            entry.fragment.entrance.needs = facts(&fragment.contexts.entry);
+        }
         entry.fragment.compile_ns = made.times;
         entry.fragment.certificates = made.certificates;
         entry.fragment.proofs = made.proofs;
@@ -200,6 +211,7 @@ impl Ledger {
                 path: Vec::new(),
                 guest_instructions: 0,
                 interpreted: None,
+                entrance: Entrance::default(),
                 code_bytes: CodeBytes {
                     hot: fragment.hot.end - fragment.hot.start,
                     cold: fragment.cold.end - fragment.cold.start,
@@ -224,6 +236,10 @@ impl Ledger {
                 .map(|s| SiteRecord {
                     counted: *s,
                     guard: None,
+                    is_at_entry: emitter.exit(s.exit).is_some_and(|exit| {
+                        let leads_back = exit.target == Some(fragment.pc);
+                        exit.kind == SiteKind::Guard && leads_back && !exit.progress
+                    }),
                     to_runtime: 0,
                     link_periods: Vec::new(),
                 })
@@ -314,10 +330,19 @@ impl Ledger {
     }
 
     /// The census records of all fragments with their counts so far, and whether each fragment had
-    /// counters.
-    pub fn report(&mut self, emitter: &Emitter) -> (Vec<Fragment>, bool) {
+    /// counters. `order` tells the number of a version in its region.
+    pub fn report(
+        &mut self,
+        emitter: &Emitter,
+        order: impl Fn(FragmentId) -> Option<u32>,
+    ) -> (Vec<Fragment>, bool) {
         self.settle(emitter);
-        (self.entries.iter().map(|entry| entry.report(emitter)).collect(), !self.incomplete)
+        let mut fragments: Vec<Fragment> =
+            self.entries.iter().map(|entry| entry.report(emitter)).collect();
+        for (id, number) in &self.live {
+            fragments[*number].entrance.order = order(*id);
+        }
+        (fragments, !self.incomplete)
     }
 }
 
@@ -331,6 +356,7 @@ impl FragmentRecord {
         fragment.iterations = is_loop.then(|| count(self.tally.iterations));
         for site in &self.sites {
             let left = count(site.counted.left);
+            fragment.entrance.refused += if site.is_at_entry { left } else { 0 };
             match site.counted.kind {
                 SiteKind::Guard => {
                     let Some(guard) = site.guard.and_then(|g| fragment.guards.get_mut(g as usize))

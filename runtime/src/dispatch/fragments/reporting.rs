@@ -163,7 +163,10 @@ impl Fragments {
 
     /// The fragments of a counting run, and whether the list is complete; none in other runs.
     pub fn counted(&mut self) -> Option<(Vec<Fragment>, bool)> {
-        self.notes.ledger.as_mut().map(|ledger| ledger.report(&self.emitter))
+        let mut ledger = self.notes.ledger.take()?;
+        let report = ledger.report(&self.emitter, |id| self.order(id));
+        self.notes.ledger = Some(ledger);
+        Some(report)
     }
 
     /// The name for the statistics of the native code that a host address is in; none outside it.

@@ -69,7 +69,7 @@ impl Fragments {
             std::iter::successors(Some(exit), |exit| Some(self.stub_of(*exit)?.origin)).count();
         if let Some(pc) = pc.filter(|_| stubs <= MAX_COMPARING_STUBS) {
             self.wake(pc);
-            if let Some(next) = self.successor(origin, pc) {
+            if let Some(next) = self.successor(exit, origin, pc) {
                 let to = Destination::Fragment(pc, self.rank(next));
                 return self.want_stub(exit, Event::Link, to, StubTarget::FragmentIf(next));
             }

@@ -160,7 +160,7 @@ impl Fragments {
             return Ok(AfterNative::Continue(arrival));
         }
         self.wake(pc);
-        match self.origin(stub.origin).and_then(|origin| self.successor(origin, pc)) {
+        match self.origin(stub.origin).and_then(|at| self.successor(stub.origin, at, pc)) {
             Some(next) if self.link(exit, next)? => return Ok(AfterNative::Full),
             Some(_) => {}
             None => self.unlink(stub.origin)?,
@@ -235,7 +235,7 @@ impl Fragments {
         };
         self.emitter.set_counter(counter, again_after(policy).max(seldom));
         let taken = self.exits.count_left(exit);
-        match self.origin(exit).and_then(|origin| self.end_of_loops(origin)) {
+        match self.origin(exit).and_then(|origin| self.end_of_loops(exit, origin)) {
             Some(_) if !self.retired => AfterNative::Search,
             _ => self.hot_exit(exit, taken, Some(&count), policy),
         }
@@ -243,10 +243,10 @@ impl Fragments {
 
     /// The head of loops of an interpreted program at which this exit is the last: the guest leaves
     /// by it if it comes to none of the loops that have traces. None for other exits.
-    fn end_of_loops(&self, origin: ExitOrigin) -> Option<u64> {
+    fn end_of_loops(&self, exit: ExitId, origin: ExitOrigin) -> Option<u64> {
         let pc = origin.target.filter(|target| !origin.has_moved(*target))?;
         let is_loop = |rank: Rank| rank.is_guest_loop();
-        let next = self.successor(origin, pc).map(|next| self.rank(next));
+        let next = self.successor(exit, origin, pc).map(|next| self.rank(next));
         let is_end = origin.version.is_some_and(is_loop) && !next.is_some_and(is_loop);
         (is_end && self.has_places()).then_some(pc)
     }
@@ -299,13 +299,13 @@ impl Fragments {
             return after;
         };
         self.wake(pc);
-        if self.end_of_loops(origin).is_some() && self.emitter.block_entry(pc).is_some() {
+        if self.end_of_loops(exit, origin).is_some() && self.emitter.block_entry(pc).is_some() {
             // It is counted, so that other loops are searched for if the guest comes here often.
             let target = StubTarget::CountedBlock(again_after(policy));
             self.want_stub(exit, Event::CounterMade, Destination::Body(pc), target);
             return after;
         }
-        match self.successor(origin, pc) {
+        match self.successor(exit, origin, pc) {
             Some(_) if self.may_lead(origin, Destination::Place(pc)) => {
                 self.want_stub(exit, Event::Link, Destination::Place(pc), StubTarget::Place);
             }

@@ -34,14 +34,29 @@ pub struct Region {
 }
 
 impl Fragments {
-    /// The first version at `pc` that an exit may lead to; none if it may lead to none of them.
-    pub(super) fn successor(&self, origin: ExitOrigin, pc: u64) -> Option<FragmentId> {
+    /// The first version at `pc` that `exit`, which is at `origin`, may lead to, and whose needs what
+    /// is known at the exit does not exclude; none if there is none.
+    pub(super) fn successor(
+        &self,
+        exit: ExitId,
+        origin: ExitOrigin,
+        pc: u64,
+    ) -> Option<FragmentId> {
         let (scope, origin) = (self.scope(), Origin::Exit(origin));
         let versions = &self.regions.get(&pc)?.fragments;
-        let may = |id: &&FragmentId| {
+        let known = self.emitter.known_at(exit);
+        let fits = |id: &&FragmentId| {
+            let is_excluded = known.zip(self.emitter.fragment(**id));
             policy::allowed(scope, origin, Destination::Fragment(pc, self.rank(**id)))
+                && !is_excluded.is_some_and(|(known, to)| known.excludes(&to.contexts.entry))
         };
-        versions.iter().find(may).copied()
+        versions.iter().find(fits).copied()
+    }
+
+    /// The number of a version in the order in which those of its region are tried, counted from 1.
+    pub(in crate::dispatch::fragments) fn order(&self, id: FragmentId) -> Option<u32> {
+        let versions = &self.regions.get(&self.emitter.fragment(id)?.pc)?.fragments;
+        versions.iter().position(|other| *other == id).map(|n| n as u32 + 1)
     }
 
     /// The position of a version in its region.

@@ -140,6 +140,6 @@ impl Fragments {
     /// Is `next` still what an exit may lead to?
     fn is_successor(&self, exit: ExitId, to: Destination, next: FragmentId) -> bool {
         let Destination::Fragment(pc, _) = to else { return false };
-        self.origin(exit).is_some_and(|origin| self.successor(origin, pc) == Some(next))
+        self.origin(exit).is_some_and(|origin| self.successor(exit, origin, pc) == Some(next))
     }
 }
