@@ -123,14 +123,18 @@ fn loop_of_program(interpreted: &Interpreted) -> String {
 
 /// What a version knows and needs where it is entered, and how often it was refused there.
 fn entrance(v: &Version) -> Vec<String> {
-    let Entrance { known, needs, refused, order } = &v.entrance;
+    let Entrance { known, needs, needs_more, refused, order } = &v.entrance;
     let mut lines = Vec::new();
     if !known.is_empty() {
         lines.push(format!("its exit knows: {}", known.join(" && ")));
     }
     let order = order.map_or(String::new(), |n| format!("number {n} in its region; "));
-    let needs =
-        if needs.is_empty() { String::new() } else { format!("needs {}; ", needs.join(" && ")) };
+    let needs = match (needs.join(" && "), needs_more) {
+        (facts, false) if facts.is_empty() => facts,
+        (facts, true) if facts.is_empty() => "needs more than registers tell; ".to_string(),
+        (facts, false) => format!("needs {facts}; "),
+        (facts, true) => format!("needs {facts}, and more; "),
+    };
     if !order.is_empty() || !needs.is_empty() {
         let share = 100.0 * (v.entered - refused.min(&v.entered)) as f64 / v.entered.max(1) as f64;
         let entered = number(v.entered);

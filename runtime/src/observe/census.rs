@@ -157,6 +157,8 @@ pub struct Entrance {
     pub known: Vec<String>,
     /// What its guards check there, as far as it is about registers alone.
     pub needs: Vec<String>,
+    /// Do they check more there, such as what is in memory, or how registers compare?
+    pub needs_more: bool,
     /// Number of entries that one of its guards left before a guest instruction was executed.
     pub refused: u64,
     /// Its number among the versions of its region in the order in which they are tried, counted from 1, at the end

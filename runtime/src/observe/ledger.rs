@@ -135,6 +135,7 @@ impl Ledger {
         entry.fragment.entrance.known = facts(&made.version.context);
         if let Some(fragment) = emitter.fragment(id).filter(|_| made.from.is_none()) {
             entry.fragment.entrance.needs = facts(&fragment.contexts.entry);
+            entry.fragment.entrance.needs_more = !fragment.contexts.is_sufficient;
         }
         entry.fragment.compile_ns = made.times;
         entry.fragment.certificates = made.certificates;
