@@ -35,7 +35,7 @@ use dynasour_emitter::{EmitError, EntryState, ExitId};
 use dynasour_ir::opt::{self, OptOptions, OptStats, Shape};
 use dynasour_ir::predict::NativeResults;
 use dynasour_ir::validate::Start;
-use dynasour_ir::{Context, Fact, Gpr, Term, Version};
+use dynasour_ir::{Context, Fact, Term, Version};
 use dynasour_tracer::worth;
 use dynasour_tracer::{AbortReason, Assumption, Built, Path, SpeculationPolicy, TraceShape, build};
 use std::cell::RefCell;
@@ -92,12 +92,6 @@ impl Original {
         let Original { built, constants, results, start } = self;
         validation::Recording { path, built, results, constants, read, start }
     }
-}
-
-/// Does the path begin with what this fact says of a register?
-fn holds(fact: &Fact, path: &Path) -> bool {
-    let value = |gpr: Gpr| path.entry.gpr[gpr.number()];
-    fact.register().is_none_or(|gpr| fact.fit(value(gpr)) == value(gpr))
 }
 
 /// A version as it was built.
@@ -166,13 +160,6 @@ impl Fragments {
             ),
         };
         let mut facts = request.known().facts;
-        // A loop may have been recorded in a later iteration.
-        debug_assert!(
-            path.shape == TraceShape::Loop || facts.iter().all(|fact| holds(fact, path)),
-            "the path at {:#x} begins with {:x?}, not with {facts:?}",
-            path.head,
-            path.entry.gpr
-        );
         facts.extend(self.private_memory.then_some(Fact::PrivateMemory));
         facts.sort_unstable();
         let is_first_version = !self.regions.contains_key(&path.head);
