@@ -174,15 +174,16 @@ pub fn compile(
         let what = "an access to an address that is not canonical";
         return Err(LowerError::Unsupported(what.into()).into());
     }
-    let code = match &request.entry {
+    let mut code = match &request.entry {
         FragmentEntry::Canonical => canonical(version, &request.host, allocator),
         FragmentEntry::FromExit(exit) => {
             let (version, places) =
                 exit_entry::side_trace(version, &exit.record, exit.touched, exit.end_of_slots);
             generate(&version, &places, exit.extended_live, &request.host, allocator)
         }
-    };
-    Ok(CompiledCode { contexts: contexts(version), ..code? })
+    }?;
+    code.contexts = contexts(version);
+    Ok(code)
 }
 
 /// Compiles a version that is entered in canonical state.

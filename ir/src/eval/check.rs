@@ -123,12 +123,12 @@ impl std::error::Error for Mismatch {}
 /// Does the context of `version` hold in this state? The caller answers for `private_memory`, which
 /// a state cannot show.
 pub fn context_holds<M: Machine>(version: &Version, state: &State, machine: &mut M) -> bool {
-    version.context.facts.iter().all(|fact| match *fact {
-        Fact::RegEquals(gpr, value) => state.gpr[gpr.number()] == value,
-        Fact::RegInRange { gpr, min, max } => (min..=max).contains(&state.gpr[gpr.number()]),
-        Fact::RegBits { gpr, mask, value } => state.gpr[gpr.number()] & mask == value,
-        Fact::PrivateMemory => true,
-        Fact::MemEquals { ty, address, value } => machine.load(address, ty.bytes()) == Ok(value),
+    version.context.facts.iter().all(|fact| match (*fact, fact.register()) {
+        (_, Some(gpr)) => fact.fit(state.gpr[gpr.number()]) == state.gpr[gpr.number()],
+        (Fact::MemEquals { ty, address, value }, None) => {
+            machine.load(address, ty.bytes()) == Ok(value)
+        }
+        (_, None) => true,
     })
 }
 

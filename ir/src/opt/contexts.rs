@@ -29,17 +29,14 @@ pub struct Contexts {
     pub entry: Context,
     /// If [`Contexts::entry`] holds, none does.
     pub is_sufficient: bool,
-    /// For each anchor, what holds when a guard, a safe point or the version's end leaves through it.
+    /// For each anchor (none of a `base` version), what holds when a guard, a safe point or the version's end leaves through it.
     pub exits: Vec<Context>,
 }
 
 /// What a version needs, and what is known at its exits.
 pub fn contexts(version: &Version) -> Contexts {
     if version.is_base() || version.blocks.is_empty() {
-        return Contexts {
-            exits: vec![Context::default(); version.anchors.len()],
-            ..Contexts::default()
-        };
+        return Contexts::default();
     }
     let cfg = Cfg::new(version);
     let facts = Facts::new(version, &cfg);
