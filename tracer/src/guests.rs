@@ -94,6 +94,8 @@ struct Head {
     has_objects: bool,
     /// Was a loop found there that is entered at the handler that closes it?
     is_shared: bool,
+    /// Is it such a handler?
+    closes: bool,
     /// Guest instructions of the loop that was postponed last, if no other was found since.
     postponed: Option<u64>,
 }
@@ -181,6 +183,22 @@ impl DispatchHeads {
     /// would slow them all?
     pub(crate) fn is_shared(&self, head: u64) -> bool {
         self.heads.get(&head).is_some_and(|h| h.is_shared)
+    }
+
+    /// `head` is the handler that closes a loop, which was found elsewhere.
+    pub(crate) fn set_closing(&mut self, head: u64) {
+        self.heads.entry(head).or_default().closes = true;
+    }
+
+    /// Is `head` the handler that closes a loop which was found elsewhere?
+    pub(crate) fn closes(&self, head: u64) -> bool {
+        self.heads.get(&head).is_some_and(|h| h.closes)
+    }
+
+    /// Does a recording that begins at `head` search for a loop at once? Otherwise it does when it has left the
+    /// head by an indirect jump; a handler that closes loops may first jump to code that it shares with others.
+    pub(crate) fn searches_at_once(&self, head: u64) -> bool {
+        (self.closes(head) || self.has_loops(head)) && self.wants(head)
     }
 
     /// The greens of `head`; empty while they are not known.

@@ -463,7 +463,7 @@ impl Recorder {
                 .iter()
                 .filter_map(|passage| Some((passage.steps, passage.key.as_ref()?)))
                 .collect();
-            let closing = match search.own && !search.is_closing {
+            let closing = match search.own && !search.is_closing && !heads.closes(head) {
                 true => closing_handler(&self.steps, steps, &search.dispatches, &passages),
                 false => None,
             };
@@ -472,6 +472,9 @@ impl Recorder {
             }
             if !heads.add(head, key.clone()) {
                 return self.search_failed(heads);
+            }
+            if search.is_closing {
+                heads.set_closing(head);
             }
             let differing = |p: &Passage| {
                 (0..16).filter(|&g| p.gpr[g] != around.gpr[g]).fold(0, |set, g| set | 1 << g)

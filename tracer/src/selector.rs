@@ -157,7 +157,10 @@ impl TraceSelector {
         self.started = Instant::now();
         self.judges_path = self.judge.is_some();
         self.observes_path = self.judges_path || self.iterations > 1;
-        let recorder = Recorder::new(block.pc, kind, stable, around.into(), &*self.policy);
+        let mut recorder = Recorder::new(block.pc, kind, stable, around.into(), &*self.policy);
+        if kind == HeadKind::Other && self.dispatch.searches_at_once(block.pc) {
+            recorder.return_to(block.pc, &self.dispatch);
+        }
         self.active = Some(Active { recorder, block });
     }
 
@@ -341,7 +344,8 @@ impl TraceSelector {
                 self.dispatch.fail(path.head, true);
             }
             // Another recording may find a loop of an interpreted program.
-            let may_be_guest = path.jumps_indirectly() && self.dispatch.wants(path.head);
+            let may_be_guest = self.dispatch.closes(path.head)
+                || path.jumps_indirectly() && self.dispatch.wants(path.head);
             let reason = if may_be_guest { AbortReason::NoGuestLoop } else { AbortReason::NoGain };
             return Some(Selected::Aborted(path.head, reason));
         }

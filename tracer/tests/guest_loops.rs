@@ -9,8 +9,8 @@ use dynasour_ir::predict::Registers;
 use dynasour_ir::verify::assert_valid;
 use dynasour_ir::{Context, Op, Term, Version};
 use dynasour_tracer::{
-    DefaultPolicy, DispatchHeads, EndReason, HeadKind, Path, Recorder, Recording, Surroundings,
-    TargetKind, TraceShape, build,
+    DefaultPolicy, DispatchHeads, EndReason, HeadKind, NextBlock, Path, Recorder, Recording,
+    Selected, Surroundings, TargetKind, TraceSelector, TraceShape, build,
 };
 use iced_x86::code_asm::*;
 use std::cell::RefCell;
@@ -119,29 +119,58 @@ impl Interpreter {
         let mut recorder = Recorder::new(self.head, HeadKind::Other, Vec::new(), entry, &policy);
         let mut block = self.block(self.head);
         loop {
-            let leave =
-                run(&block.version, state, &mut self.machine, &mut NoHooks, &mut 10_000).unwrap();
-            let Leave::Goto(next) = leave else {
+            let Some(following) = self.execute(&block, state) else {
                 return Err(format!("{:?}", recorder.runtime_instruction(&block)));
             };
-            let following = self.block(next);
-            let machine = RefCell::new(&mut self.machine);
-            let read = |address: u64, size: u32| machine.borrow_mut().load(address, size).ok();
-            let around = Surroundings {
-                gpr: &state.gpr,
-                rflags: state.flags,
-                segments: [0; 2],
-                read: &read,
-            };
+            let next = following.pc;
             let target = if next == self.head { known } else { TargetKind::Ordinary };
-            match recorder.step_through(&block, next, target, heads, &around) {
+            let recording = self.around(state, |around| {
+                let recording = recorder.step_through(&block, next, target, heads, around);
+                recorder.prepare(&following, around);
+                recording
+            });
+            match recording {
                 Recording::Continue => {}
                 Recording::Done(path, end) => return Ok((path, end)),
                 Recording::Aborted(reason) => return Err(format!("{reason:?}")),
             }
-            recorder.prepare(&following, &around);
             block = following;
         }
+    }
+
+    /// Starts a recording at the block where the interpreter is, and goes on until the selector wants something.
+    fn select(&mut self, state: &mut State, selector: &mut TraceSelector, pc: u64) -> Selected {
+        let mut block = self.block(pc);
+        self.around(state, |around| {
+            selector.start(Arc::clone(&block), HeadKind::Other, Vec::new(), around);
+        });
+        loop {
+            let Some(following) = self.execute(&block, state) else { panic!("it has left") };
+            let lifted = || Arc::clone(&following);
+            let (pc, target, refused) = (following.pc, TargetKind::Ordinary, None);
+            let to = NextBlock { pc, target, refused, lifted: &lifted };
+            let selected = self.around(state, |around| selector.executes(&to, around));
+            if let Some(selected) = selected {
+                return selected;
+            }
+            block = following;
+        }
+    }
+
+    /// Executes a block; the next one, if it does not leave the interpreter.
+    fn execute(&mut self, block: &LiftedBlock, state: &mut State) -> Option<Arc<LiftedBlock>> {
+        match run(&block.version, state, &mut self.machine, &mut NoHooks, &mut 10_000).unwrap() {
+            Leave::Goto(next) => Some(self.block(next)),
+            _ => None,
+        }
+    }
+
+    /// Calls `f` with this state.
+    fn around<R>(&mut self, state: &State, f: impl FnOnce(&Surroundings<'_>) -> R) -> R {
+        let machine = RefCell::new(&mut self.machine);
+        let read = |address: u64, size: u32| machine.borrow_mut().load(address, size).ok();
+        let (gpr, rflags) = (&state.gpr, state.flags);
+        f(&Surroundings { gpr, rflags, segments: [0; 2], read: &read })
     }
 }
 
@@ -314,6 +343,37 @@ fn a_head_that_is_left_by_an_indirect_jump_is_searched_at_once() {
     assert_eq!((end, path.steps.len()), (EndReason::GuestLoop, 10));
     let registers = path.guest.unwrap().registers;
     assert!(registers.iter().all(|(g, value)| path.entry.gpr[g.number()] == *value));
+}
+
+/// The handler `again` jumps to the dispatch that all handlers share. A recording that begins there finds a
+/// second loop nevertheless, once the first one was found at the dispatch.
+#[test]
+fn more_loops_are_found_at_the_handler_that_closes_one() {
+    // Both loops begin at 0. The first one goes to 2, the second one to 0x12.
+    let mut program = [3; 0x20];
+    program[..6].copy_from_slice(&[5, 2, 0, 1, 0, 2]);
+    program[0x12..0x18].copy_from_slice(&[1, 0, 0, 1, 0, 2]);
+    let mut interpreter = Interpreter::new(&program);
+    let mut selector = TraceSelector::new(Box::new(DefaultPolicy::default()), None, 1);
+    let mut state = state();
+    let head = interpreter.head;
+    let first = match interpreter.select(&mut state, &mut selector, head) {
+        Selected::Recorded(path, EndReason::GuestLoop) => path,
+        other => panic!("{other:?}"),
+    };
+    let closing = first.head;
+    assert!(first.guest.unwrap().is_closing && closing != head);
+    // The interpreted program goes on in the other loop, until it is there, too.
+    state.gpr[8] = PROGRAM + 0x10;
+    let mut block = interpreter.execute(&interpreter.block(closing), &mut state).unwrap();
+    while block.pc != closing {
+        block = interpreter.execute(&block, &mut state).unwrap();
+    }
+    let second = match interpreter.select(&mut state, &mut selector, closing) {
+        Selected::Recorded(path, EndReason::GuestLoop) => path,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((second.head, second.steps.len()), (closing, first.steps.len() + 4));
 }
 
 #[test]

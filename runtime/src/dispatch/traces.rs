@@ -83,6 +83,7 @@ impl Dispatcher {
             }
             Selected::Aborted(head, reason) => {
                 if std::mem::take(&mut self.only_guest_loops) {
+                    self.machine.log(Stage::Record, || format!("search at {head:#x}: {reason:?}"));
                     self.effort.note_result(false);
                     self.count_abort(None, reason);
                     if reason != AbortReason::TooDear {
