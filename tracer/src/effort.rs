@@ -56,6 +56,9 @@ const FREE_FIRST: u64 = 2;
 /// Side traces have this many times the free budget (guess; too few let a trace lose its race because
 /// it has none yet).
 const FREE_SIDE: u64 = 4;
+/// A loop that waits for time keeps side traces from being made unless it is longer, in guest instructions
+/// (guess: side traces wait for half a second).
+const MOST_WAITED_FOR: u64 = 1000;
 /// Nanoseconds that compiling takes for each guest instruction of a path (measured: 4,000 to 15,000), as
 /// long as the program itself has not measured it.
 const PER_INSTRUCTION: u64 = 9_000;
@@ -106,16 +109,27 @@ impl Effort {
         self.budget.is_none_or(|Budget { free, part }| {
             let all = free + (self.clock)() / part;
             self.spent < all * DISCOURAGING / (DISCOURAGING + self.refused)
-                && self.may_compile(0, true)
+                && self.may_spend(0, FREE_SIDE)
         })
     }
 
-    /// May a path of this many guest instructions be compiled now? With `side`, it begins where a trace is
-    /// left; then it does not matter whether attempts elsewhere were refused.
-    pub fn may_compile(&self, instructions: u64, side: bool) -> bool {
+    /// May a path of this many guest instructions be compiled now?
+    pub fn may_compile(&self, instructions: u64) -> bool {
+        self.may_spend(self.nanoseconds(instructions), FREE_FIRST)
+    }
+
+    /// May a path of this many guest instructions be compiled now that begins where a trace is left? If a loop
+    /// of so many instructions is `waiting` for time, enough must be left for it.
+    pub fn may_compile_side(&self, instructions: u64, waiting: Option<u64>) -> bool {
+        let with = |waiting| self.may_compile(instructions.saturating_add(waiting));
+        self.may_spend(self.nanoseconds(instructions), FREE_SIDE)
+            && waiting.filter(|loops| *loops <= MOST_WAITED_FOR).is_none_or(with)
+    }
+
+    /// The nanoseconds that it takes to compile a path of so many guest instructions.
+    fn nanoseconds(&self, instructions: u64) -> u64 {
         let (all, nanoseconds) = self.compiled;
-        let times_free = if side { FREE_SIDE } else { FREE_FIRST };
-        self.may_spend(instructions.saturating_mul(nanoseconds / all), times_free)
+        instructions.saturating_mul(nanoseconds / all)
     }
 
     /// The guest instructions of the longest path, of those that begin where no trace is left, that may be
@@ -218,13 +232,17 @@ mod tests {
         effort.end();
         assert_eq!((effort.spent, effort.spent_on_traces), (600, 600));
         effort.spent = u64::MAX;
-        assert!(effort.may_compile(0, true) && !effort.is_affordable());
+        assert!(effort.may_compile_side(0, None) && !effort.is_affordable());
         let most = FREE_FIRST * Budget::LATE.free / PER_INSTRUCTION;
-        assert!(effort.may_compile(most, false) && !effort.may_compile(most + 1, false));
+        assert!(effort.may_compile(most) && !effort.may_compile(most + 1));
         assert_eq!(effort.longest_path(), most);
-        assert!(effort.may_compile(3 * most / 2, true) && !effort.may_compile(5 * most / 2, true));
+        let may_compile_side = |n, waiting| effort.may_compile_side(n, waiting);
+        assert!(may_compile_side(3 * most / 2, None) && !may_compile_side(5 * most / 2, None));
+        assert!(may_compile_side(most / 2, Some(most / 2)), "there is time for both");
+        assert!(!may_compile_side(most / 2 + 2, Some(most / 2)) && most / 2 < MOST_WAITED_FOR);
+        assert!(may_compile_side(3 * most / 2, Some(MOST_WAITED_FOR + 1)), "it waits for too much");
         effort.note_compiled(3 * SUPPOSED_INSTRUCTIONS, 3 * SUPPOSED_INSTRUCTIONS * 1000);
-        assert!(effort.may_compile(3 * most, false) && !effort.may_compile(4 * most, false));
+        assert!(effort.may_compile(3 * most) && !effort.may_compile(4 * most));
         effort.note_elsewhere(7, true);
         effort.note_submitted();
         effort.since = Some(400);
@@ -234,7 +252,7 @@ mod tests {
             "what a helper has taken, and the time until then"
         );
         effort.spent_on_traces = u64::MAX;
-        assert!(!effort.may_compile(0, true));
+        assert!(!effort.may_compile_side(0, None));
         let mut effort = Effort::new(Some(Budget::SAMPLED), || 1_000_000_000);
         let before = effort.longest_path();
         effort.note_race(false);

@@ -352,6 +352,11 @@ impl DispatchHeads {
         self.heads.get(&head)?.postponed
     }
 
+    /// The guest instructions of the shortest loop for which there was no time, if there is one.
+    pub fn waiting(&self) -> Option<u64> {
+        self.heads.values().filter_map(|h| h.postponed).min()
+    }
+
     /// The fragments of `head` have been dropped.
     pub fn forget(&mut self, head: u64) {
         self.heads.remove(&head);

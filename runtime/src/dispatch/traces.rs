@@ -107,7 +107,11 @@ impl Dispatcher {
     /// Plans the compilation of a recorded path. Only planning and installing it take the lock of the
     /// fragments.
     fn plan(&mut self, path: Path) -> Result<Compilation, Failure> {
-        if !self.effort.may_compile(path.instructions(), self.side_request.is_some()) {
+        let is_affordable = match self.side_request {
+            Some(_) => self.may_compile_side(path.instructions()),
+            None => self.effort.may_compile(path.instructions()),
+        };
+        if !is_affordable {
             if let Some(side) = self.side_request.take() {
                 if self.too_dear.len() >= MOST_TOO_DEAR {
                     self.too_dear.clear();
@@ -185,7 +189,13 @@ impl Dispatcher {
     /// Is there still no time for the loop of an interpreted program that was found last at this head?
     fn is_too_dear(&self, head: u64) -> bool {
         let postponed = self.selector.traces.dispatch.postponed(head);
-        postponed.is_some_and(|instructions| !self.effort.may_compile(instructions, false))
+        postponed.is_some_and(|instructions| !self.effort.may_compile(instructions))
+    }
+
+    /// May a side trace of so many guest instructions be compiled now? A loop for which there is no time yet is
+    /// made before.
+    fn may_compile_side(&self, instructions: u64) -> bool {
+        self.effort.may_compile_side(instructions, self.selector.traces.dispatch.waiting())
     }
 
     /// No trace was made for a loop of an interpreted program.
@@ -440,7 +450,7 @@ impl Dispatcher {
         }
         // At least, if its path was not recorded yet.
         let instructions = self.too_dear.get(&side).copied().unwrap_or(0);
-        if !self.effort.may_compile(instructions, true) {
+        if !self.may_compile_side(instructions) {
             return self.postpone_side_trace(side);
         }
         let given_up =

@@ -201,8 +201,7 @@ impl Fragments {
         if plan.generation != self.generation || plan.is_first_version != is_first_version {
             return Err(Failure::Stale);
         }
-        // Another thread has recorded it.
-        if plan.side_exit.is_none() && self.races.is_measured(path.head) {
+        if plan.side_exit.is_none() && self.would_precede_racer(path) {
             return Err(Failure::Stale);
         }
         let cost = code.cost();
@@ -250,6 +249,7 @@ impl Fragments {
             None => {
                 self.stats.attempts.tried(path.head, Outcome::Made);
                 self.add_version(path.head, id);
+                self.note_version(path.head);
                 if let Some(starts) = plan.race {
                     let promised = |judge: worth::Judge| judge.pays(path, cost, false, false);
                     self.note_racer(path.head, id, starts, self.judge.is_none_or(promised));

@@ -185,11 +185,6 @@ impl Races {
     fn races(&self, pc: u64) -> bool {
         self.turns.racer().is_some_and(|racer| racer.pc == pc)
     }
-
-    /// Is the trace at `pc` measured, so that no other version may be tried before it?
-    pub fn is_measured(&self, pc: u64) -> bool {
-        self.mode.is_some_and(RaceMode::measures) && self.races(pc)
-    }
 }
 
 /// What tells that the guest starts an iteration of the path: that it comes to the path's head and,
@@ -448,6 +443,21 @@ impl Fragments {
             self.dispatching.remove(&racer.pc);
         }
         self.links_changed();
+    }
+
+    /// Would a new version of this path be tried before a racer that is measured?
+    pub(super) fn would_precede_racer(&self, path: &Path) -> bool {
+        let racer = self.races.turns.racer().filter(|racer| racer.pc == path.head);
+        self.races.mode.is_some_and(RaceMode::measures)
+            && path.guest.is_some()
+            && racer.is_some_and(|racer| !self.lives.shape(racer.fragment).is_guest_loop)
+    }
+
+    /// The region at `pc` has got another version. If the racer is there, it is measured together with it.
+    pub(super) fn note_version(&mut self, pc: u64) {
+        if self.races.races(pc) {
+            self.races.extensions += 1;
+        }
     }
 
     /// A side trace was attached. The verdict about the trace that it belongs to did not know it.

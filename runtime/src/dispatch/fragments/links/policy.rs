@@ -40,19 +40,18 @@ pub enum Scope {
 }
 
 /// The position of a version in its region. Versions are tried in this order. First come loops of a
-/// program that the guest interprets, the newest first: their entry guards test where the guest is
-/// in that program. Then come the other versions, the oldest first.
+/// program that the guest interprets: their entry guards test where the guest is in that program. Then come
+/// the other versions. Of each kind, the oldest comes first: what is executed more often is found earlier.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Rank {
     is_other: bool,
-    order: i64,
+    age: u32,
 }
 
 impl Rank {
     /// The rank of the fragment with the number `age`; later fragments have higher numbers.
     pub fn new(is_guest_loop: bool, age: u32) -> Rank {
-        let age = i64::from(age);
-        Rank { is_other: !is_guest_loop, order: if is_guest_loop { -age } else { age } }
+        Rank { is_other: !is_guest_loop, age }
     }
 
     /// Is the fragment a loop of a program that the guest interprets?
@@ -175,11 +174,9 @@ mod tests {
     fn versions_are_in_a_strict_order() {
         let [first, second, third] = ranks();
         assert!(first < second && second < third);
-        assert!(
-            Rank::new(true, 9) < Rank::new(true, 4),
-            "the newest loop of an interpreted program first"
-        );
-        assert!(Rank::new(false, 4) < Rank::new(false, 9), "the oldest of the others first");
+        for is_guest_loop in [true, false] {
+            assert!(Rank::new(is_guest_loop, 4) < Rank::new(is_guest_loop, 9), "the oldest first");
+        }
     }
 
     /// All destinations at a pc, and those without one.

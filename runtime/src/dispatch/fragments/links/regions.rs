@@ -14,12 +14,12 @@
 //! A's page: A leaves the region, and links lead to B. The next indirect jump to 0x1000 that comes
 //! to the runtime finds A's bytes unchanged: links lead to A again.
 
-use super::exits::Event;
+use super::exits::{Event, ExitState};
 use super::policy::{self, Destination, ExitOrigin, Origin, Rank};
 use crate::dispatch::fragments::lives::Lives;
 use crate::dispatch::fragments::{Fragments, Role};
 use crate::observe::events::Why;
-use dynasour_emitter::{ExitId, FragmentId};
+use dynasour_emitter::{ExitId, FragmentId, SiteKind};
 use dynasour_tracer::{SpeculationPolicy, TargetKind};
 
 /// The most exits that may have a side trace of their own from one pc (guess: the next recording
@@ -105,7 +105,8 @@ impl Fragments {
     }
 
     /// Makes a new fragment a version of the region at `pc`. If it is the first in the order, links
-    /// and tables lead to it.
+    /// and tables lead to it. If it comes after a loop of an interpreted program, what this loop refuses is to
+    /// come to it.
     pub(in crate::dispatch::fragments) fn add_version(&mut self, pc: u64, id: FragmentId) {
         let mut versions = self.regions.remove(&pc).unwrap_or_default().fragments;
         let before = versions.first().copied();
@@ -114,7 +115,7 @@ impl Fragments {
         let first = versions[0];
         self.regions.insert(pc, Region { fragments: versions });
         if first != id {
-            return;
+            return self.unlink_refusals_before(pc, id);
         }
         if let Some(before) = before {
             let staying = self.stubs_that_stay(before, pc, id);
@@ -122,6 +123,26 @@ impl Fragments {
         }
         self.register(pc, id);
         self.lead_links(pc, Some(id));
+    }
+
+    /// The new version `id` at `pc` is behind a loop of an interpreted program. The exits by which that loop
+    /// refuses the guest lead past `id`, and may be counted for long: they come to the runtime again.
+    fn unlink_refusals_before(&mut self, pc: u64, id: FragmentId) {
+        let Some(region) = self.regions.get(&pc) else { return };
+        let Some(at) = region.fragments.iter().position(|other| *other == id) else { return };
+        let loops = region.fragments[..at].iter().rev();
+        let Some(&before) = loops.take(1).find(|id| self.rank(**id).is_guest_loop()) else {
+            return;
+        };
+        let exits = self.emitter.fragment(before).map_or(0..0, |fragment| fragment.exits.clone());
+        for exit in exits.map(ExitId) {
+            let refuses = self.emitter.exit(exit).is_some_and(|exit| {
+                exit.kind == SiteKind::Guard && exit.target == Some(pc) && !exit.progress
+            });
+            if refuses && self.exits.state(exit) != ExitState::Attached {
+                self.unlink(exit).expect("it is an exit of a fragment");
+            }
+        }
     }
 
     /// The stubs that lead to `before` and may not lead to `id`, a version at `pc` that precedes it:
