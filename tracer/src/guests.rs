@@ -149,6 +149,9 @@ impl DispatchHeads {
     pub fn wants_now(&mut self, head: u64) -> bool {
         let (may_search, most_failures) = (self.may_search(), self.most_failures());
         let h = self.heads.entry(head).or_default();
+        if h.postponed.zip(self.longest).is_some_and(|(waits, longest)| waits > longest) {
+            return false;
+        }
         h.eager += 1;
         may_search && h.failures < most_failures && h.keys.len() < MAX_KEYS && h.eager <= EAGER
     }
@@ -663,6 +666,18 @@ mod tests {
         let steps: Vec<Step> = kinds.chars().map(step).collect();
         let is_dispatch = dispatches_among(&steps);
         (0..steps.len()).filter(|n| is_dispatch(*n)).collect()
+    }
+
+    #[test]
+    fn nothing_is_recorded_at_once_while_a_loop_waits_for_time() {
+        let mut heads = DispatchHeads::new(true, true);
+        heads.set_longest(100);
+        assert!(heads.wants_now(0x1000) && heads.waiting().is_none());
+        assert!(heads.postpone_if_dear(0x1000, 200) && !heads.postpone_if_dear(0x1000, 50));
+        assert!((0..2 * EAGER).all(|_| !heads.wants_now(0x1000)), "it would be postponed again");
+        assert_eq!(heads.waiting(), Some(200));
+        heads.set_longest(300);
+        assert!((1..EAGER).all(|_| heads.wants_now(0x1000)) && !heads.wants_now(0x1000));
     }
 
     #[test]
