@@ -115,7 +115,7 @@ impl Fragments {
         let first = versions[0];
         self.regions.insert(pc, Region { fragments: versions });
         if first != id {
-            return self.unlink_refusals_before(pc, id);
+            return self.try_after_loop(pc, id);
         }
         if let Some(before) = before {
             let staying = self.stubs_that_stay(before, pc, id);
@@ -125,16 +125,22 @@ impl Fragments {
         self.lead_links(pc, Some(id));
     }
 
-    /// The new version `id` at `pc` is behind a loop of an interpreted program. The exits by which that loop
-    /// refuses the guest lead past `id`, and may be counted for long: they come to the runtime again.
-    fn unlink_refusals_before(&mut self, pc: u64, id: FragmentId) {
-        let Some(region) = self.regions.get(&pc) else { return };
-        let Some(at) = region.fragments.iter().position(|other| *other == id) else { return };
-        let loops = region.fragments[..at].iter().rev();
-        let Some(&before) = loops.take(1).find(|id| self.rank(**id).is_guest_loop()) else {
+    /// What the version before `id` at `pc` refuses comes to `id` from now on.
+    fn try_after_loop(&mut self, pc: u64, id: FragmentId) {
+        let versions = self.regions.get(&pc).map_or(&[][..], |region| &region.fragments);
+        let at = versions.iter().position(|other| *other == id);
+        let before = at.and_then(|at| versions[..at].last().copied());
+        before.into_iter().for_each(|before| self.unlink_refusals(pc, before));
+    }
+
+    /// If this version at `pc` is a loop of an interpreted program: the exits by which it refuses the guest come
+    /// to the runtime again. They may lead past a version that there was not when they were linked, and be
+    /// counted for long.
+    fn unlink_refusals(&mut self, pc: u64, id: FragmentId) {
+        if !self.rank(id).is_guest_loop() {
             return;
-        };
-        let exits = self.emitter.fragment(before).map_or(0..0, |fragment| fragment.exits.clone());
+        }
+        let exits = self.emitter.fragment(id).map_or(0..0, |fragment| fragment.exits.clone());
         for exit in exits.map(ExitId) {
             let refuses = self.emitter.exit(exit).is_some_and(|exit| {
                 exit.kind == SiteKind::Guard && exit.target == Some(pc) && !exit.progress
@@ -255,10 +261,14 @@ impl Fragments {
         self.stats.woken += awake.len() as u64;
         self.tell_revived(&awake);
         let mut all = self.regions.remove(&pc).unwrap_or_default();
-        all.fragments.extend(awake);
+        all.fragments.extend(&awake);
         all.fragments.sort_unstable_by_key(|id| self.rank(*id));
         let first = all.fragments[0];
         self.regions.insert(pc, all);
+        for id in awake {
+            self.try_after_loop(pc, id);
+            self.unlink_refusals(pc, id);
+        }
         self.register(pc, first);
         self.lead_links(pc, Some(first));
         self.links_changed();
@@ -296,14 +306,31 @@ mod tests {
     /// Versions that are made at most: four are needed for the links of a resting version.
     const VERSIONS: usize = 4;
 
+    /// The exit of a version leads to the block: no later version was live when it was linked.
+    const BLOCK: usize = usize::MAX;
+
     /// A version in a model of one region. Each has one exit, to the region's own pc, without
     /// progress.
     #[derive(Clone, Copy, PartialEq, Eq, Hash)]
     struct Model {
         is_guest_loop: bool,
         is_live: bool,
+        /// Another version, or [`BLOCK`]; none if the exit leads to the runtime.
         link: Option<usize>,
     }
+
+    /// Which steps of the protocol a model takes.
+    #[derive(Clone, Copy)]
+    struct Steps {
+        /// A link that is redirected to a new first version must be allowed.
+        checks: bool,
+        /// The exit of the loop before a new or woken version is unlinked.
+        unlinks_before: bool,
+        /// The exit of a woken loop is unlinked.
+        unlinks_woken: bool,
+    }
+
+    const ALL: Steps = Steps { checks: true, unlinks_before: true, unlinks_woken: true };
 
     type State = Vec<Model>;
 
@@ -325,9 +352,23 @@ mod tests {
         live
     }
 
+    fn unlink_refusals(state: &mut State, version: usize) {
+        if state[version].is_guest_loop {
+            state[version].link = None;
+        }
+    }
+
+    fn try_after_loop(state: &mut State, version: usize, steps: Steps) {
+        let order = live(state);
+        let before = order.iter().take_while(|v| **v != version).last();
+        if let Some(before) = before.filter(|_| steps.unlinks_before) {
+            unlink_refusals(state, *before);
+        }
+    }
+
     /// The states after each operation: a new version, a version that begins to rest, all resting
-    /// ones woken, an exit linked. `checks` says whether a link that is redirected must be allowed.
-    fn next(state: &State, checks: bool) -> Vec<State> {
+    /// ones woken, an exit linked.
+    fn next(state: &State, steps: Steps) -> Vec<State> {
         let mut states = Vec::new();
         for is_guest_loop in [false, true] {
             if state.len() == VERSIONS {
@@ -339,11 +380,12 @@ mod tests {
             let id = state.len();
             if live(&new)[0] == id && before.is_some() {
                 for v in 0..id {
-                    if new[v].link == before && (!checks || may(&new, v, id)) {
+                    if new[v].link == before && (!steps.checks || may(&new, v, id)) {
                         new[v].link = Some(id);
                     }
                 }
             }
+            try_after_loop(&mut new, id, steps);
             states.push(new);
         }
         for v in live(state) {
@@ -351,27 +393,43 @@ mod tests {
             rests[v].is_live = false;
             rests.iter_mut().filter(|m| m.link == Some(v)).for_each(|m| m.link = None);
             states.push(rests);
-            if let Some(to) = live(state).into_iter().find(|to| may(state, v, *to)) {
-                let mut linked = state.clone();
-                linked[v].link = Some(to);
-                states.push(linked);
-            }
+            let mut linked = state.clone();
+            linked[v].link = live(state).into_iter().find(|to| may(state, v, *to)).or(Some(BLOCK));
+            states.push(linked);
         }
+        let resting = (0..state.len()).filter(|v| !state[*v].is_live);
         let mut woken = state.clone();
         woken.iter_mut().for_each(|m| m.is_live = true);
+        for v in resting {
+            try_after_loop(&mut woken, v, steps);
+            if steps.unlinks_woken {
+                unlink_refusals(&mut woken, v);
+            }
+        }
         states.push(woken);
         states
+    }
+
+    /// Does what a live loop refuses go past a live version that comes after it?
+    fn goes_past(state: &State) -> bool {
+        let rank = |v| rank(state, v);
+        let is_passed = |v: usize, to: usize, between: usize| {
+            rank(v) < rank(between) && (to == BLOCK || rank(between) < rank(to))
+        };
+        let loops = live(state).into_iter().filter(|v| state[*v].is_guest_loop);
+        let mut links = loops.filter_map(|v| Some((v, state[v].link?)));
+        links.any(|(v, to)| live(state).into_iter().any(|between| is_passed(v, to, between)))
     }
 
     fn has_cycle(state: &State) -> bool {
         (0..state.len()).any(|start| {
             let mut at = start;
             (0..state.len()).any(|_| match state[at].link {
-                Some(next) => {
+                Some(next) if next != BLOCK => {
                     at = next;
                     at == start
                 }
-                None => {
+                _ => {
                     at = start;
                     false
                 }
@@ -379,15 +437,15 @@ mod tests {
         })
     }
 
-    /// Explores all states; how many there are, and whether links of one go in a circle.
-    fn explore(checks: bool) -> (usize, bool) {
+    /// Explores all states; how many there are, and whether one is `bad`.
+    fn explore(steps: Steps, bad: fn(&State) -> bool) -> (usize, bool) {
         let (mut seen, mut work) = (HashSet::new(), vec![State::new()]);
         while let Some(state) = work.pop() {
-            if has_cycle(&state) {
+            if bad(&state) {
                 return (seen.len(), true);
             }
             if seen.insert(state.clone()) {
-                work.extend(next(&state, checks));
+                work.extend(next(&state, steps));
             }
         }
         (seen.len(), false)
@@ -395,9 +453,20 @@ mod tests {
 
     #[test]
     fn links_without_progress_never_go_in_a_circle() {
-        let (states, found) = explore(true);
+        let (states, found) = explore(ALL, has_cycle);
         assert!(!found && states > 1000, "{states} states");
         // A resting version keeps its links. They must not be redirected to a new version before it.
-        assert!(explore(false).1, "the model does not find the circle that was once possible");
+        let unchecked = Steps { checks: false, ..ALL };
+        assert!(
+            explore(unchecked, has_cycle).1,
+            "the model does not find the circle that was once possible"
+        );
+    }
+
+    #[test]
+    fn what_a_loop_refuses_does_not_go_past_a_later_version() {
+        assert!(!explore(ALL, goes_past).1);
+        assert!(explore(Steps { unlinks_before: false, ..ALL }, goes_past).1);
+        assert!(explore(Steps { unlinks_woken: false, ..ALL }, goes_past).1);
     }
 }
