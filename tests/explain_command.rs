@@ -510,7 +510,8 @@ fn loops_of_interpreted_programs_are_named_by_their_keys() {
         array(&explanation, "regions").iter().flat_map(|region| array(region, "versions"));
     let mut loops = versions.clone().filter(|v| !v["interpreted"].is_null());
     assert!(!array(&loops.next().expect("a loop")["interpreted"], "key").is_empty());
-    let report = explain(&directory, &[&words[..], &["--show", "path"], &program].concat());
+    // Also colder versions, among which side traces are.
+    let report = explain(&directory, &[&words[..], &["--full"], &program].concat());
     let report = text(&report.stdout);
     assert!(report.contains("a loop of the interpreted program, where "));
 

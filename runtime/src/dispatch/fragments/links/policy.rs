@@ -41,7 +41,8 @@ pub enum Scope {
 
 /// The position of a version in its region. Versions are tried in this order. First come loops of a
 /// program that the guest interprets: their entry guards test where the guest is in that program. Then come
-/// the other versions. Of each kind, the oldest comes first: what is executed more often is found earlier.
+/// the other versions. Of each kind, the oldest comes first: of what is executed by turns, the more frequent is
+/// found earlier.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Rank {
     is_other: bool,
