@@ -274,7 +274,8 @@ impl Recorder {
         }
     }
 
-    /// The recording goes on until it comes to a loop of an interpreted program that starts at `head`.
+    /// The recording goes on until it comes to a loop of an interpreted program that starts at `head`, or has
+    /// gone round one there.
     pub fn return_to(&mut self, head: u64, heads: &DispatchHeads) {
         self.search = Some(Search::new(head, true, heads));
     }

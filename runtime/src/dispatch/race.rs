@@ -218,7 +218,7 @@ impl Racing {
         }
     }
 
-    /// The trace has got a side trace.
+    /// The trace has got a side trace, or its region another version.
     pub fn changed(&mut self) {
         if let Racing::Running(running) = self {
             running.race.restart();

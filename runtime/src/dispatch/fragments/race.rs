@@ -154,7 +154,7 @@ pub struct Races {
     on_floor: Vec<u64>,
     /// The head of the trace whose race was put off last, if nobody has asked for it yet.
     put_off: Option<u64>,
-    /// Side traces that racers have got during their races.
+    /// Side traces, and versions of their regions, that racers have got during their races.
     extensions: u64,
     /// Traces that were kept.
     kept: FxHashMap<FragmentId, Racer>,
@@ -284,7 +284,7 @@ impl Fragments {
         self.races.put_off.take()
     }
 
-    /// Changes when the racer gets a side trace.
+    /// Changes when the racer gets a side trace, or its region another version.
     pub fn extensions(&self) -> u64 {
         self.races.extensions
     }
