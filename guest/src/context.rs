@@ -110,8 +110,8 @@ pub struct ThreadContext {
     pub in_place_rip: AtomicU64,
     /// The flags that the guest had when it was left and that the host must not have.
     pub in_place_flags: AtomicU64,
-    /// Nonzero if the thread was sampled in copied blocks or a trace since the runtime has looked. Only
-    /// the tier `full` looks.
+    /// The host address at which the thread was sampled in copied blocks or a trace, if that was since the runtime has
+    /// looked; else 0.
     pub sampled: AtomicU64,
     /// What the thread has counted for a race, and whether it counts twice. The emitter says which word is
     /// what.

@@ -103,21 +103,26 @@ static uint64_t state;
 
 #define PICK(array) array[next_random(&state) % (sizeof(array) / sizeof(array[0]))]
 
+/* Where the page is. */
+#define PAGE 0x7e0000000000
+
+/* What the arguments are chosen from. */
+static const long pointers[] = {0, 1, -1, -4096, 0x7ffffffff000, 0x7ffffffffff8, 0x800000000000, 1L << 63, 0xffff800000000000,
+                                    PAGE, PAGE, PAGE + 64, PAGE + 4095, PAGE + 4090, PAGE + 4096,
+                                    PAGE + 8192, 4095};
+static const long addresses[] = {0, 1, -1, -4096, -4095, 0x7ffffffff000, 0x800000000000, 1L << 63, 1L << 47, 1L << 62,
+                                     PAGE, PAGE + 1, PAGE + 4096, PAGE + 8192, 0x7fffffff, 0xffffffff, 0x100000000};
+static const long lengths[] = {0, 1, -1, 7, 8, 16, 24, 4095, 4096, 4097, 8192, 0x7fffffff, 0x80000000, 0xffffffff, 0x100000000,
+                        1L << 47, 0x7ffffffff000, 1L << 62, 1L << 63, -4096, -4095};
+static const long small_lengths[] = {0, 1, -1, 4095, 4096, -4095};
+static const long numbers[] = {0, 1, 2, 3, 4, 5, 8, 16, 64, 1023, 1024, 1025, 65536, -1, -100, 0x7fffffff, 0x80000000, 0x100000001};
+static const long descriptors[] = {0, 10, 10, 11, 12, 500, -1, -2, -100, 0x7fffffff, 0x80000000, 0xffffffff, 0x10000000a};
+static const long flags[] = {0, 1, 2, 0x10, 0x20, 0x22, 0x100, 0x1000, 0x2000, 0x80000, 0x100022, -1, 0x80000000, 0x7fffffff};
+static const long signals[] = {0, 1, 9, 10, 17, 19, 31, 32, 33, 34, 64, 65, -1, 0x7fffffff, 0x80000000, 0x10000000a};
+static const long sizes[] = {8, 8, 8, 0, 7, 16, -1, 0x100000008};
+static const long codes[] = {0x1002, 0x1003, 0x1004, 0x1011, 0x1012, 0, -1, 0x2001};
+
 static long argument(char kind) {
-    const long pointers[] = {0, 1, -1, -4096, 0x7ffffffff000, 0x7ffffffffff8, 0x800000000000, 1L << 63, 0xffff800000000000,
-                             (long)page, (long)page, (long)page + 64, (long)page + 4095, (long)page + 4090, (long)page + 4096,
-                             (long)page + 8192, 4095};
-    const long addresses[] = {0, 1, -1, -4096, -4095, 0x7ffffffff000, 0x800000000000, 1L << 63, 1L << 47, 1L << 62,
-                              (long)page, (long)page + 1, (long)page + 4096, (long)page + 8192, 0x7fffffff, 0xffffffff, 0x100000000};
-    const long lengths[] = {0, 1, -1, 7, 8, 16, 24, 4095, 4096, 4097, 8192, 0x7fffffff, 0x80000000, 0xffffffff, 0x100000000,
-                            1L << 47, 0x7ffffffff000, 1L << 62, 1L << 63, -4096, -4095};
-    const long small_lengths[] = {0, 1, -1, 4095, 4096, -4095};
-    const long numbers[] = {0, 1, 2, 3, 4, 5, 8, 16, 64, 1023, 1024, 1025, 65536, -1, -100, 0x7fffffff, 0x80000000, 0x100000001};
-    const long descriptors[] = {0, 10, 10, 11, 12, 500, -1, -2, -100, 0x7fffffff, 0x80000000, 0xffffffff, 0x10000000a};
-    const long flags[] = {0, 1, 2, 0x10, 0x20, 0x22, 0x100, 0x1000, 0x2000, 0x80000, 0x100022, -1, 0x80000000, 0x7fffffff};
-    const long signals[] = {0, 1, 9, 10, 17, 19, 31, 32, 33, 34, 64, 65, -1, 0x7fffffff, 0x80000000, 0x10000000a};
-    const long sizes[] = {8, 8, 8, 0, 7, 16, -1, 0x100000008};
-    const long codes[] = {0x1002, 0x1003, 0x1004, 0x1011, 0x1012, 0, -1, 0x2001};
     switch (kind) {
     case 'P': return PICK(pointers);
     case 'Q': return next_random(&state) % 3 ? 0 : PICK(pointers);
@@ -183,7 +188,7 @@ static void group(const struct call *call, char *line) {
 }
 
 int main(int argc, char **argv) {
-    page = mmap((void *)0x7e0000000000, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    page = mmap((void *)PAGE, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     CHECK(page != MAP_FAILED);
     CHECK(mprotect(page + 4096, 4096, PROT_NONE) == 0 && mprotect(page + 8192, 4096, PROT_READ) == 0);
     char *lines = mmap(NULL, 65536, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -1,6 +1,7 @@
 //! Decides what is hot and what to assume about it (docs/design.md, "Recording and speculation").
 //!
 //! * [`heads`]: counters of trace heads, penalties, heads given up.
+//! * [`sampled_calls`]: a loop that is found by samples is counted for what it calls.
 //! * [`head_pauses`]: when the executions of a head are counted natively, and when not.
 //! * [`effort`]: how much time may go into finding and making traces.
 //! * [`selector`]: starts recordings, and decides what becomes of them.
@@ -49,6 +50,7 @@ pub mod policy;
 mod positions;
 pub mod race;
 mod recorder;
+pub mod sampled_calls;
 pub mod selector;
 pub mod short_loops;
 pub mod survival;

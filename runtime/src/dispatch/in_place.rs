@@ -138,6 +138,7 @@ impl Dispatcher {
             self.forget_fragments();
         }
         self.patch_head(system);
+        self.note_sample(context);
         self.sample_visits(system);
     }
 

@@ -7,6 +7,9 @@
 //!                                                                          count heads
 //! ```
 //!
+//! A sample in a trace also tells which of the loops at its head the guest is in
+//! ([`super::fragments::Fragments::note_sample`]).
+//!
 //! For tests, each Nth visit of the runtime is a sample.
 //!
 //! Data: [`Sampled`], part of the thread's [`Dispatcher`]; no lock. Invariant: a sample only decides what
@@ -19,7 +22,7 @@
 
 use super::{Dispatcher, count};
 use crate::changes::patches;
-use crate::config::Sampling;
+use crate::config::{Sampling, Stage};
 use crate::kernel::process::System;
 use crate::kernel::signal::samples::Clock;
 use dynasour_guest::ThreadContext;
@@ -75,10 +78,23 @@ impl Dispatcher {
             self.start_samples(context, system);
             context.comes_out.store(self.machine.brings_out(), Ordering::Relaxed);
         }
-        if context.sampled.swap(0, Ordering::Relaxed) != 0 {
+        if self.note_sample(context) {
             self.sampled(system);
         }
         self.sample_visits(system);
+    }
+
+    /// Notes where native code was sampled since this was called last. Returns whether it was. The thread is
+    /// outside.
+    pub(super) fn note_sample(&self, context: &ThreadContext) -> bool {
+        let sampled = context.sampled.swap(0, Ordering::Relaxed);
+        if sampled != 0
+            && let Some(mut fragments) = self.machine.fragments()
+            && let Some(head) = fragments.note_sample(sampled)
+        {
+            self.machine.log(Stage::Record, || format!("other loops are tried first: {head:#x}"));
+        }
+        sampled != 0
     }
 
     /// A sample has brought the thread out of native code. The thread is outside.

@@ -18,6 +18,7 @@ use crate::config::{RunConfig, SAMPLED_EDGES, Tier};
 use crate::interp::{BlockEntry, EdgeKind, Policy, Watch};
 use crate::memory;
 use dynasour_guest::ThreadContext;
+use dynasour_tracer::sampled_calls::SampledCalls;
 use dynasour_tracer::worth::Judge;
 use dynasour_tracer::{
     AbortReason, HeadKind, NextBlock, Selected, Surroundings, TargetKind, TraceSelector,
@@ -59,6 +60,8 @@ pub struct Selector {
     interprets_first: bool,
     /// The number of edges that are still looked at for the sample under way; 0 if there is none.
     sampled: u32,
+    /// The calls in these edges.
+    calls: SampledCalls,
 }
 
 impl Selector {
@@ -71,6 +74,7 @@ impl Selector {
             copies_blocks: config.copies_blocks(),
             interprets_first: config.interprets_first(),
             sampled: 0,
+            calls: SampledCalls::default(),
             uncounted: 0,
             untraced,
         }
@@ -79,6 +83,7 @@ impl Selector {
     /// The thread was sampled: the heads that it passes next are counted.
     pub fn begin_sample(&mut self) {
         self.sampled = SAMPLED_EDGES;
+        self.calls.begin();
     }
 
     /// Are the heads counted that the thread passes, because it was sampled?
@@ -106,6 +111,14 @@ impl Selector {
         }
         if self.sampled == 0 {
             return Some(Selected::Native);
+        }
+        if kind == EdgeKind::Call {
+            self.calls.call();
+        } else if is_head(kind, from, to.pc) {
+            let calls = self.calls.pass(to.pc);
+            if calls > 0 {
+                self.traces.heads.skip(to.pc, u64::from(calls), &*self.traces.policy);
+            }
         }
         self.pass_head(context, from, to, kind)
     }

@@ -92,6 +92,8 @@ pub struct Stats {
     pub undone: u64,
     /// Loops that were recorded anew, because the guest went other ways later than when they were recorded.
     pub outdated: u64,
+    /// Loops of interpreted programs that are tried after others, since no sample was in them.
+    pub set_back: u64,
     /// Races between traces and what they replace, in order.
     pub races: Vec<RaceResult>,
     /// The heads at which traces were tried, the hottest first. The list is made for a report.
@@ -362,6 +364,7 @@ impl Stats {
         row("races", self.races.len().to_string());
         row("assumptions undone", self.undone.to_string());
         row("loops recorded anew", self.outdated.to_string());
+        row("loops set back", self.set_back.to_string());
         row("heads given up", self.blacklisted.to_string());
         row("cache flushes", self.flushes.to_string());
         row("copied blocks removed", self.removed_blocks.to_string());

@@ -74,6 +74,8 @@ struct Life {
     assumptions: Vec<Assumption>,
     /// The key of a loop of an interpreted program.
     key: Option<GuestKey>,
+    /// Its group in the order of its region ([`super::links::policy::Rank`]).
+    group: u32,
     /// Bytes of its native code.
     size: u64,
 }
@@ -146,7 +148,8 @@ impl Lives {
         };
         let key = path.guest.as_ref().map(|guest| guest.key.clone());
         let guest_bytes = guest_bytes.collect();
-        let life = Life { role, shape, state: State::Live, guest_bytes, assumptions, key, size };
+        let (state, group) = (State::Live, 0);
+        let life = Life { role, shape, state, guest_bytes, assumptions, key, group, size };
         self.by_fragment.insert(fragment, life);
         for page in pages {
             self.by_page.entry(page).or_default().push(fragment);
@@ -239,6 +242,16 @@ impl Lives {
     /// The shape of this fragment.
     pub fn shape(&self, fragment: FragmentId) -> Shape {
         self.by_fragment.get(&fragment).map_or(Shape::default(), |life| life.shape)
+    }
+
+    /// The group of this fragment in the order of its region.
+    pub fn group(&self, fragment: FragmentId) -> u32 {
+        self.by_fragment.get(&fragment).map_or(0, |life| life.group)
+    }
+
+    /// This fragment belongs to another group in the order of its region. The caller sorts the region.
+    pub fn set_group(&mut self, fragment: FragmentId, group: u32) {
+        self.by_fragment.entry(fragment).and_modify(|life| life.group = group);
     }
 
     /// Are there neither live nor resting fragments?

@@ -6,6 +6,7 @@
 //! | [`links`] | which exit leads where; the versions of a region |
 //! | [`install`] | a recorded path becomes a fragment |
 //! | [`lives`] | the record of each fragment |
+//! | [`order`] | which loop of an interpreted program is tried first |
 //! | [`removal`] | guest code has changed |
 //! | [`undo`] | an assumption does not hold any more |
 //! | [`relocation`] | the code cache moves elsewhere |
@@ -49,6 +50,7 @@ mod head_counting;
 mod install;
 mod links;
 mod lives;
+mod order;
 mod race;
 mod relocation;
 mod removal;
@@ -76,6 +78,7 @@ pub use links::StubWork;
 use links::exits::Exits;
 use links::regions::Region;
 use lives::{Lives, Role};
+use order::Orders;
 pub use race::Racer;
 use race::Races;
 use reporting::Notes;
@@ -168,6 +171,8 @@ pub struct Fragments {
     judge: Option<Judge>,
     /// See [`race`].
     races: Races,
+    /// See [`order`].
+    orders: Orders,
     /// Traces built so far, for naming and `--only-trace`.
     traces: u32,
     logs: Logs,
@@ -231,6 +236,7 @@ impl Fragments {
             in_place: config.tier == Tier::Direct,
             judge: config.weighs_traces().then(|| judge(config)),
             races: Races::new(config.races().then_some(config.race)),
+            orders: Orders::default(),
             traces: 0,
             logs: Logs::new(config),
             generation: 0,
@@ -371,6 +377,7 @@ impl Fragments {
         self.new_dispatch = None;
         self.counting.clear();
         self.races.clear();
+        self.orders.clear();
     }
 
     /// A pc for which [`Fragments::kind_at`] has changed to one with changing targets since the

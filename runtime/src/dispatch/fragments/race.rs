@@ -582,6 +582,11 @@ impl Fragments {
         self.lives.shape(racer.fragment).is_guest_loop
     }
 
+    /// Is a version of the region at `pc` the racer?
+    pub(super) fn races_at(&self, pc: u64) -> bool {
+        self.races.races(pc)
+    }
+
     /// Notes a verdict for the statistics.
     pub fn note_judgement(&mut self, pc: u64, judgement: Judgement) {
         let result = RaceResult::new(pc, judgement);

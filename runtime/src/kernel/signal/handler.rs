@@ -351,7 +351,7 @@ fn handle(signo: i32, info: &SigInfo, frame: &mut libc::ucontext_t, context: &Th
     }
     let source = samples::source(signo, info, context);
     if source.is_some() {
-        context.sampled.store(1, Ordering::Relaxed);
+        context.sampled.store(rip_of(frame), Ordering::Relaxed);
     }
     match source {
         Some(Source::Event) if context.comes_out.load(Ordering::Relaxed) => {

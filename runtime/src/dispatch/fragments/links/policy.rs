@@ -42,17 +42,19 @@ pub enum Scope {
 /// The position of a version in its region. Versions are tried in this order. First come loops of a
 /// program that the guest interprets: their entry guards test where the guest is in that program. Then come
 /// the other versions. Of each kind, the oldest comes first: of what is executed by turns, the more frequent is
-/// found earlier.
+/// found earlier. A loop that is not executed any more is set back ([`super::super::order`]).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Rank {
     is_other: bool,
+    group: u32,
     age: u32,
 }
 
 impl Rank {
-    /// The rank of the fragment with the number `age`; later fragments have higher numbers.
-    pub fn new(is_guest_loop: bool, age: u32) -> Rank {
-        Rank { is_other: !is_guest_loop, age }
+    /// The rank of the fragment with the number `age`; later fragments have higher numbers. Setting back begins
+    /// new groups: those with higher numbers come later.
+    pub fn new(is_guest_loop: bool, group: u32, age: u32) -> Rank {
+        Rank { is_other: !is_guest_loop, group, age }
     }
 
     /// Is the fragment a loop of a program that the guest interprets?
@@ -168,7 +170,7 @@ mod tests {
 
     /// Three versions in the order in which they are tried.
     fn ranks() -> [Rank; 3] {
-        [Rank::new(true, 9), Rank::new(false, 3), Rank::new(false, 5)]
+        [Rank::new(true, 0, 9), Rank::new(true, 1, 3), Rank::new(false, 0, 5)]
     }
 
     #[test]
@@ -176,7 +178,9 @@ mod tests {
         let [first, second, third] = ranks();
         assert!(first < second && second < third);
         for is_guest_loop in [true, false] {
-            assert!(Rank::new(is_guest_loop, 4) < Rank::new(is_guest_loop, 9), "the oldest first");
+            let rank = |group, age| Rank::new(is_guest_loop, group, age);
+            assert!(rank(0, 4) < rank(0, 9), "the oldest first");
+            assert!(rank(0, 9) < rank(1, 4), "unless it was set back");
         }
     }
 

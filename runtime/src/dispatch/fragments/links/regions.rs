@@ -61,7 +61,7 @@ impl Fragments {
 
     /// The position of a version in its region.
     pub(super) fn rank(&self, id: FragmentId) -> Rank {
-        Rank::new(self.lives.shape(id).is_guest_loop, id.0)
+        Rank::new(self.lives.shape(id).is_guest_loop, self.lives.group(id), id.0)
     }
 
     /// May another exit to `pc` have a side trace of its own?
@@ -110,19 +110,48 @@ impl Fragments {
     pub(in crate::dispatch::fragments) fn add_version(&mut self, pc: u64, id: FragmentId) {
         let mut versions = self.regions.remove(&pc).unwrap_or_default().fragments;
         let before = versions.first().copied();
+        self.lives.set_group(id, self.last_group(&versions));
         versions.push(id);
         versions.sort_unstable_by_key(|id| self.rank(*id));
-        let first = versions[0];
         self.regions.insert(pc, Region { fragments: versions });
-        if first != id {
-            return self.try_after_loop(pc, id);
-        }
+        self.lead_to_new_first(pc, before);
+        self.try_after_loop(pc, id);
+    }
+
+    /// The last group of these versions.
+    fn last_group(&self, versions: &[FragmentId]) -> u32 {
+        versions.iter().map(|id| self.lives.group(*id)).max().unwrap_or(0)
+    }
+
+    /// The version `before` was the first of the region at `pc`, if there was one. If another is now, links and
+    /// tables lead to that.
+    fn lead_to_new_first(&mut self, pc: u64, before: Option<FragmentId>) {
+        let Some(first) = self.first_version(pc).filter(|first| Some(*first) != before) else {
+            return;
+        };
         if let Some(before) = before {
-            let staying = self.stubs_that_stay(before, pc, id);
-            self.emitter.redirect(before, id, &staying).expect("both are fragments of this region");
+            let staying = self.stubs_that_stay(before, pc, first);
+            self.emitter
+                .redirect(before, first, &staying)
+                .expect("both are fragments of this region");
         }
-        self.register(pc, id);
-        self.lead_links(pc, Some(id));
+        self.register(pc, first);
+        self.lead_links(pc, Some(first));
+    }
+
+    /// Sets loops of an interpreted program back, which are versions at `pc`: the others are tried before them.
+    /// What each loop of the region refuses comes to the runtime, since what comes next may be another now.
+    pub(in crate::dispatch::fragments) fn set_back(&mut self, pc: u64, ids: &[FragmentId]) {
+        let Some(region) = self.regions.get(&pc) else { return };
+        let mut versions = region.fragments.clone();
+        let before = versions.first().copied();
+        let group = self.last_group(&versions) + 1;
+        ids.iter().for_each(|id| self.lives.set_group(*id, group));
+        versions.sort_unstable_by_key(|id| self.rank(*id));
+        versions.iter().for_each(|id| self.unlink_refusals(pc, *id));
+        self.regions.insert(pc, Region { fragments: versions });
+        self.lead_to_new_first(pc, before);
+        self.links_changed();
     }
 
     /// What the version before `id` at `pc` refuses comes to `id` from now on.
@@ -315,6 +344,7 @@ mod tests {
     struct Model {
         is_guest_loop: bool,
         is_live: bool,
+        group: u32,
         /// Another version, or [`BLOCK`]; none if the exit leads to the runtime.
         link: Option<usize>,
     }
@@ -328,14 +358,24 @@ mod tests {
         unlinks_before: bool,
         /// The exit of a woken loop is unlinked.
         unlinks_woken: bool,
+        /// When loops are set back, the exits of all live loops are unlinked; those of the loops that are set back.
+        unlinks_others: bool,
+        unlinks_set_back: bool,
     }
 
-    const ALL: Steps = Steps { checks: true, unlinks_before: true, unlinks_woken: true };
+    const ALL: Steps = Steps {
+        checks: true,
+        unlinks_before: true,
+        unlinks_woken: true,
+        unlinks_others: true,
+        unlinks_set_back: true,
+    };
 
     type State = Vec<Model>;
 
     fn rank(state: &State, version: usize) -> Rank {
-        Rank::new(state[version].is_guest_loop, version as u32)
+        let Model { is_guest_loop, group, .. } = state[version];
+        Rank::new(is_guest_loop, group, version as u32)
     }
 
     fn may(state: &State, from: usize, to: usize) -> bool {
@@ -366,8 +406,43 @@ mod tests {
         }
     }
 
-    /// The states after each operation: a new version, a version that begins to rest, all resting
-    /// ones woken, an exit linked.
+    /// Links that led to the version that was the first lead to the one that is now.
+    fn lead_to_new_first(state: &mut State, before: Option<usize>, steps: Steps) {
+        let first = live(state)[0];
+        for v in 0..state.len() {
+            let leads_before = before.is_some() && before != Some(first) && state[v].link == before;
+            if v != first && leads_before && (!steps.checks || may(state, v, first)) {
+                state[v].link = Some(first);
+            }
+        }
+    }
+
+    fn last_group(state: &State) -> u32 {
+        live(state).into_iter().map(|v| state[v].group).max().unwrap_or(0)
+    }
+
+    /// The state after this live loop was set back. Groups without versions are left out, so that there are
+    /// finitely many states.
+    fn after_set_back(state: &State, version: usize, steps: Steps) -> State {
+        let (mut new, order) = (state.clone(), live(state));
+        new[version].group = last_group(state) + 1;
+        for v in &order {
+            if if *v == version { steps.unlinks_set_back } else { steps.unlinks_others } {
+                unlink_refusals(&mut new, *v);
+            }
+        }
+        lead_to_new_first(&mut new, Some(order[0]), steps);
+        let mut groups: Vec<u32> = new.iter().map(|m| m.group).collect();
+        groups.sort_unstable();
+        groups.dedup();
+        for m in &mut new {
+            m.group = groups.iter().take_while(|group| **group < m.group).count() as u32;
+        }
+        new
+    }
+
+    /// The states after each operation: a new version, a version that begins to rest, a loop that is set back, all
+    /// resting ones woken, an exit linked.
     fn next(state: &State, steps: Steps) -> Vec<State> {
         let mut states = Vec::new();
         for is_guest_loop in [false, true] {
@@ -376,16 +451,9 @@ mod tests {
             }
             let before = live(state).first().copied();
             let mut new = state.clone();
-            new.push(Model { is_guest_loop, is_live: true, link: None });
-            let id = state.len();
-            if live(&new)[0] == id && before.is_some() {
-                for v in 0..id {
-                    if new[v].link == before && (!steps.checks || may(&new, v, id)) {
-                        new[v].link = Some(id);
-                    }
-                }
-            }
-            try_after_loop(&mut new, id, steps);
+            new.push(Model { is_guest_loop, is_live: true, group: last_group(state), link: None });
+            lead_to_new_first(&mut new, before, steps);
+            try_after_loop(&mut new, state.len(), steps);
             states.push(new);
         }
         for v in live(state) {
@@ -396,6 +464,9 @@ mod tests {
             let mut linked = state.clone();
             linked[v].link = live(state).into_iter().find(|to| may(state, v, *to)).or(Some(BLOCK));
             states.push(linked);
+            if state[v].is_guest_loop {
+                states.push(after_set_back(state, v, steps));
+            }
         }
         let resting = (0..state.len()).filter(|v| !state[*v].is_live);
         let mut woken = state.clone();
@@ -461,6 +532,7 @@ mod tests {
             explore(unchecked, has_cycle).1,
             "the model does not find the circle that was once possible"
         );
+        assert!(explore(Steps { unlinks_set_back: false, ..ALL }, has_cycle).1);
     }
 
     #[test]
@@ -468,5 +540,6 @@ mod tests {
         assert!(!explore(ALL, goes_past).1);
         assert!(explore(Steps { unlinks_before: false, ..ALL }, goes_past).1);
         assert!(explore(Steps { unlinks_woken: false, ..ALL }, goes_past).1);
+        assert!(explore(Steps { unlinks_others: false, ..ALL }, goes_past).1);
     }
 }
