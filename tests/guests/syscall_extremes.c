@@ -108,12 +108,12 @@ static uint64_t state;
 
 /* What the arguments are chosen from. */
 static const long pointers[] = {0, 1, -1, -4096, 0x7ffffffff000, 0x7ffffffffff8, 0x800000000000, 1L << 63, 0xffff800000000000,
-                                    PAGE, PAGE, PAGE + 64, PAGE + 4095, PAGE + 4090, PAGE + 4096,
-                                    PAGE + 8192, 4095};
+    PAGE, PAGE, PAGE + 64, PAGE + 4095, PAGE + 4090, PAGE + 4096,
+    PAGE + 8192, 4095};
 static const long addresses[] = {0, 1, -1, -4096, -4095, 0x7ffffffff000, 0x800000000000, 1L << 63, 1L << 47, 1L << 62,
-                                     PAGE, PAGE + 1, PAGE + 4096, PAGE + 8192, 0x7fffffff, 0xffffffff, 0x100000000};
+    PAGE, PAGE + 1, PAGE + 4096, PAGE + 8192, 0x7fffffff, 0xffffffff, 0x100000000};
 static const long lengths[] = {0, 1, -1, 7, 8, 16, 24, 4095, 4096, 4097, 8192, 0x7fffffff, 0x80000000, 0xffffffff, 0x100000000,
-                        1L << 47, 0x7ffffffff000, 1L << 62, 1L << 63, -4096, -4095};
+    1L << 47, 0x7ffffffff000, 1L << 62, 1L << 63, -4096, -4095};
 static const long small_lengths[] = {0, 1, -1, 4095, 4096, -4095};
 static const long numbers[] = {0, 1, 2, 3, 4, 5, 8, 16, 64, 1023, 1024, 1025, 65536, -1, -100, 0x7fffffff, 0x80000000, 0x100000001};
 static const long descriptors[] = {0, 10, 10, 11, 12, 500, -1, -2, -100, 0x7fffffff, 0x80000000, 0xffffffff, 0x10000000a};

@@ -14,6 +14,9 @@
 //! gets a side trace asks for none. What the thread or the guest does meanwhile may make the plan stale;
 //! `install` finds that out.
 //!
+//! While a race is measured on the thread, a trace of another head is *held back* until the race is over: it would
+//! change what is measured.
+//!
 //! Data: [`Compilations`], part of the thread's [`Dispatcher`]; an [`Inbox`] that it shares with the
 //! helper, behind a lock that nobody holds while taking another; the helper's working memory. A path and
 //! a version belong to whoever compiles them. If the thread ends meanwhile, the next thread that uses its
@@ -101,12 +104,19 @@ pub(super) struct Compilations {
     heads: FxHashSet<u64>,
     exits: FxHashSet<SideRequest>,
     inbox: Arc<Inbox>,
+    /// What is installed when the race under way is over.
+    held_back: Vec<Compiled>,
 }
 
 impl Compilations {
     /// Is nothing compiled?
     fn is_empty(&self) -> bool {
         self.heads.is_empty() && self.exits.is_empty()
+    }
+
+    /// Is no path compiled, or held back, that becomes a version of a region?
+    pub fn has_no_head(&self) -> bool {
+        self.heads.is_empty()
     }
 
     /// Is a path from `head` compiled that becomes a version of its region?
@@ -215,14 +225,29 @@ impl Dispatcher {
         }
         let all = std::mem::take(&mut *lock(&self.compilations.inbox.compiled));
         for compiled in all {
-            self.compilations.end(compiled.path.head, compiled.side);
             let nanoseconds = compiled.plan.times.optimise + compiled.plan.times.emit;
             self.effort.note_elsewhere(nanoseconds, compiled.code.is_ok());
             if let Some(mut fragments) = self.machine.fragments() {
                 fragments.stats.helped += 1;
                 fragments.stats.helper_nanoseconds += nanoseconds;
             }
-            self.install(compiled);
+            match self.race_excludes(compiled.path.head) && compiled.side.is_none() {
+                true => self.compilations.held_back.push(compiled),
+                false => self.install_helped(compiled),
+            }
         }
+    }
+
+    fn install_helped(&mut self, compiled: Compiled) {
+        self.compilations.end(compiled.path.head, compiled.side);
+        self.install(compiled);
+    }
+
+    /// Installs what was held back for a race, if that is over. The thread is outside.
+    pub(super) fn install_held_back(&mut self) {
+        let held_back = &mut self.compilations.held_back;
+        let may_install = |compiled: &mut Compiled| !self.racing.excludes(compiled.path.head);
+        let now: Vec<Compiled> = held_back.extract_if(.., may_install).collect();
+        now.into_iter().for_each(|compiled| self.install_helped(compiled));
     }
 }

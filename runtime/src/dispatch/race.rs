@@ -10,8 +10,9 @@
 //! ```
 //!
 //! While a race runs, samples bring the thread out of native code ([`ThreadContext::comes_out`]), so that
-//! it comes here at the end of each window. On this thread nothing else is sampled, no head is recorded,
-//! and a window in which a side trace was recorded is measured again.
+//! it comes here at the end of each window. A window in which a side trace was recorded is measured again. Between
+//! two windows the thread looks for what to trace next, as it does after other samples; a trace that is made of it
+//! is installed when the race is over ([`super::compiling`]).
 //!
 //! A trace that loses is dropped, and its head *rests*: no trace is made there for a while, longer
 //! each time. But if the trace had been kept before, the guest has changed, and another trace may be
@@ -26,8 +27,8 @@
 //! (`super::fragments::turns`). Other threads go where the links and patches lead, too, and count in words
 //! of their own.
 //!
-//! Data: [`Racing`] and [`Rests`], part of the thread's [`Dispatcher`]. Invariants: a window begins after
-//! links and patches have been changed, and its time is processor time of this thread. A patch that was
+//! Data: [`Racing`] and [`Rests`], part of the thread's [`Dispatcher`]. Invariants: a window begins when native code
+//! is entered after links and patches have been changed, and its time is processor time of this thread. A patch that was
 //! taken out is written again only if no code was touched since, and while none can be, so what it leads to
 //! has not been dropped. The thread is outside and holds no lock but, briefly, that of the fragments.
 //!
@@ -41,7 +42,7 @@ use self::words::Words;
 use super::fragments::{Fragments, Racer};
 use super::{Dispatcher, real_time, thread_time};
 use crate::changes::patches::{self, NewPatch};
-use crate::config::{RaceMode, Sampling, Stage};
+use crate::config::{CompileThreads, RaceMode, Sampling, Stage};
 use crate::kernel::process::System;
 use dynasour_guest::ThreadContext;
 use dynasour_tracer::TraceSelector;
@@ -184,6 +185,8 @@ pub(super) struct Running {
     samples: bool,
     /// The race has begun anew: the links may lead to the other side.
     anew: bool,
+    /// Has nothing of the window been executed natively yet?
+    is_fresh: bool,
     /// Was a path recorded, or looked for, in the window under way? That takes time.
     disturbed: bool,
     /// The windows that have begun again because of that.
@@ -209,6 +212,21 @@ impl Racing {
             Racing::Waiting(..) => true,
             Racing::Idle => false,
         }
+    }
+
+    /// Native code is entered. If it is the first time in the window under way, the window begins now.
+    pub fn enter_native(&mut self, context: &ThreadContext) {
+        if let Racing::Running(running) = self
+            && running.is_fresh
+        {
+            running.begin(context);
+            (running.is_fresh, running.disturbed) = (false, false);
+        }
+    }
+
+    /// Would a new trace of this head disturb the race under way?
+    pub fn excludes(&self, head: u64) -> bool {
+        matches!(self, Racing::Running(running) if running.racer.pc != head)
     }
 
     /// Something else than guest code takes the thread's time: the window begins again when that is over.
@@ -238,6 +256,11 @@ impl Dispatcher {
     /// Is a race measured, or about to be, which is not to be disturbed?
     pub(super) fn race_is_measured(&self) -> bool {
         self.machine.config.race.measures() && !matches!(self.racing, Racing::Idle)
+    }
+
+    /// Would a new trace of this head disturb a race that is measured?
+    pub(super) fn race_excludes(&self, head: u64) -> bool {
+        self.machine.config.race.measures() && self.racing.excludes(head)
     }
 
     /// A trace was installed: it may be the racer, or belong to it.
@@ -347,6 +370,7 @@ impl Dispatcher {
     pub(super) fn step_race(&mut self, context: &ThreadContext, system: &System) {
         self.end_rests(context, system);
         self.race_extended();
+        self.install_held_back();
         if !self.racing.is_due(self.machine.config.race) {
             return;
         }
@@ -356,7 +380,30 @@ impl Dispatcher {
         match std::mem::take(&mut self.racing) {
             Racing::Idle => {}
             Racing::Waiting(racer, tries) => self.begin_race(racer, tries, context, system),
-            Racing::Running(running) => self.end_window(running, context, system),
+            Racing::Running(running) => {
+                self.end_window(running, context, system);
+                match &self.racing {
+                    Racing::Running(_) => self.look_around(system),
+                    _ => self.install_held_back(),
+                }
+            }
+        }
+    }
+
+    /// A window is about to begin. Looks for what to trace next before, if the helper thread would compile it.
+    fn look_around(&mut self, system: &System) {
+        let config = &self.machine.config;
+        let by_time = !matches!(config.sampling, Sampling::Every(_));
+        let helps = matches!(config.compile_threads(), CompileThreads::One | CompileThreads::Slow);
+        if config.samples()
+            && config.race.measures()
+            && by_time
+            && helps
+            && self.compilations.has_no_head()
+            && self.effort.is_affordable()
+        {
+            self.begin_attempt();
+            self.begin_sample(system);
         }
     }
 
@@ -422,6 +469,7 @@ impl Dispatcher {
             looks: 0,
             samples,
             anew: false,
+            is_fresh: true,
             disturbed: false,
             disturbances: 0,
             out: Vec::new(),
@@ -582,8 +630,9 @@ impl Dispatcher {
 }
 
 impl Running {
-    /// A window begins, or goes on, now.
+    /// A window begins, or goes on, now, or when native code is entered.
     fn begin(&mut self, context: &ThreadContext) {
+        self.is_fresh = true;
         self.before = self.words.read(context);
         self.since = thread_time();
     }

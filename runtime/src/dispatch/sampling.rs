@@ -14,7 +14,7 @@
 //!
 //! Data: [`Sampled`], part of the thread's [`Dispatcher`]; no lock. Invariant: a sample only decides what
 //! is looked at, never what the guest computes. While a race is measured, samples end its windows, and
-//! nothing is looked at.
+//! what is looked at is looked at between two of them ([`super::race`]).
 //!
 //! Example: a thread computes in copied blocks. 4 ms of its time after the last sample it is brought out,
 //! and the interpreter executes the next 160 edges; the head at 0x1000 is passed for the 200th time in
@@ -113,7 +113,7 @@ impl Dispatcher {
 
     /// The heads that the thread passes next are counted. The first sample makes the code cache, if
     /// there is none; without memory for it, there are no traces.
-    fn begin_sample(&mut self, system: &System) {
+    pub(super) fn begin_sample(&mut self, system: &System) {
         if let Ok(made) = self.machine.make_fragments() {
             self.fragments_made(made, system);
             self.selector.begin_sample();

@@ -186,6 +186,7 @@ impl Dispatcher {
             if matches!(execution, Execution::Native(_) | Execution::InPlace) {
                 // A sample is over that has found nothing.
                 self.effort.end();
+                self.racing.enter_native(context);
             }
             let ended = match execution {
                 Execution::Native(entry) => {
