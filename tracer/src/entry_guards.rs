@@ -4,7 +4,8 @@
 //! placement decides which stable registers a trace assumes, from how the path uses them. The
 //! guards come before everything else, on an anchor with the state at entry; behind them the
 //! register is a constant. The greens of an interpreter's loop ([`crate::guests`] defines the word)
-//! are assumed in the same way.
+//! are assumed in the same way. Those in memory are loaded for that, although the path loads them later: an entry
+//! that they refuse leads to the next loop that starts at the head, as one that is left later does not.
 //!
 //! The module has no data. Invariant: the map from location to operand changes only for guarded
 //! registers. [`crate::build`] is the only caller and owns the version; no lock.
@@ -15,8 +16,11 @@
 
 use crate::assumptions::{Assumption, Place};
 use crate::build::{Path, State, base_insts, varmap};
+use crate::guests::Green;
 use crate::policy::{RegisterUse, SpeculationPolicy};
-use dynasour_ir::{Anchor, Builder, Gpr, Inst, Loc, Op, Operand, Origin, OriginKind, Ty, Version};
+use dynasour_ir::{
+    Anchor, Builder, Gpr, Inst, Loc, Mem, Op, Operand, Origin, OriginKind, Ty, Version,
+};
 
 /// The registers that the path's blocks read with `get`, and how they use them.
 fn register_uses(path: &Path, written: &[bool; Loc::SSA_COUNT]) -> [Option<RegisterUse>; 16] {
@@ -73,7 +77,8 @@ pub(crate) fn speculate_registers(
     let assumed = assumed.collect();
     let greens = path.guest.iter().flat_map(|g| &g.registers).copied();
     chosen.extend(greens.filter(|(g, _)| !is_known(g)));
-    if chosen.is_empty() {
+    let slots = slots_of(path);
+    if chosen.is_empty() && slots.is_empty() {
         return (Vec::new(), assumed);
     }
     let anchor = version.anchor(Anchor::new(Operand::Const(path.head), varmap(written, state)));
@@ -87,5 +92,22 @@ pub(crate) fn speculate_registers(
         builder.assume(Origin { kind, pc: path.head, step: Some(0) }, holds, anchor);
         *slot = Operand::Const(value);
     }
+    for (gpr, disp, ty, value) in slots {
+        let now = builder.load(ty, Mem::disp(disp), state[gpr.number()], Operand::Const(0));
+        builder.insts.last_mut().expect("the load").anchor = Some(anchor);
+        let holds = builder.binary(Op::Eq, ty, now, Operand::Const(value));
+        let origin = Origin { kind: OriginKind::Context, pc: path.head, step: Some(0) };
+        builder.assume(origin, holds, anchor);
+    }
     (builder.insts, assumed)
+}
+
+/// The greens of a path in memory: the register and what is added to it, and the value at the head.
+fn slots_of(path: &Path) -> Vec<(Gpr, i64, Ty, u64)> {
+    let greens = path.guest.iter().flat_map(|guest| guest.greens.iter().zip(&guest.key));
+    let slots = greens.filter_map(|(green, value)| match *green {
+        Green::Slot(g, disp, ty) => Some((g, disp, ty, *value)),
+        Green::Register(_) => None,
+    });
+    slots.collect()
 }
