@@ -8,6 +8,7 @@ use dynasour_ir::opt::{OptOptions, optimise};
 use dynasour_ir::predict::Registers;
 use dynasour_ir::verify::assert_valid;
 use dynasour_ir::{Context, Op, Term, Version};
+use dynasour_tracer::guests::Green;
 use dynasour_tracer::{
     DefaultPolicy, DispatchHeads, EndReason, HeadKind, NextBlock, Path, Recorder, Recording,
     Selected, Surroundings, TargetKind, TraceSelector, TraceShape, build,
@@ -310,6 +311,32 @@ fn iterations_part_at_the_position_that_they_return_to() {
             Ok(Checked::ContextFails) => panic!("nothing was checked"),
             Err(mismatch) => panic!("{order:?}: {mismatch}\n{version}"),
         }
+    }
+}
+
+/// A green in memory is loaded and tested before anything else, on an anchor at the head: what it refuses may go on in
+/// another loop of the head.
+#[test]
+fn greens_in_memory_are_tested_at_the_entry() {
+    // 0: add 3, return to 0.
+    let mut interpreter = Interpreter::new(&[0, 6, 3]);
+    let frame = PROGRAM + 0x100;
+    interpreter.machine.write(frame + 8, &PROGRAM.to_le_bytes());
+    let mut state = state();
+    (state.gpr[9], state.gpr[10]) = (frame, frame);
+    let (path, _) = interpreter.record(&mut state, &mut DispatchHeads::new(true, true)).unwrap();
+    let guest = path.guest.as_ref().unwrap();
+    let slots = guest.greens.iter().filter(|green| matches!(green, Green::Slot(..))).count();
+    assert!(slots > 0, "{guest:?}");
+    let version =
+        build::build(&path, "t1", Context::default(), &DefaultPolicy::default()).unwrap().version;
+    assert_valid(&version);
+    let first = &version.blocks[0].insts;
+    let loads = first.iter().filter(|i| i.op == Op::Load).count();
+    assert_eq!(loads, slots, "{version}");
+    for guard in first.iter().filter(|i| i.op == Op::Assume) {
+        let anchor = &version.anchors[guard.anchor.unwrap().0 as usize];
+        assert_eq!(anchor.target.as_const(), Some(interpreter.head), "{version}");
     }
 }
 
