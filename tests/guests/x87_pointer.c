@@ -38,11 +38,12 @@ static void show(const char *name, long pointer, unsigned opcode, long data) {
     printf("%s %ld %x %ld\n", name, pointer, opcode, data);
 }
 
-/* A divide by zero that is pending: only then all processors save all three. */
+/* A divide by zero that is pending: only then all processors save all three, and the last one only if
+ * the instruction has an operand in memory. */
 static long pend(void) {
     long at;
     uint16_t control = 0x37b;
-    asm volatile("fninit\n fldcw %1\n fldl %2\n fld1\n lea 1f(%%rip), %0\n1: fdiv %%st(1), %%st\n"
+    asm volatile("fninit\n fldcw %1\n fld1\n lea 1f(%%rip), %0\n1: fdivl %2\n"
                  : "=r"(at)
                  : "m"(control), "m"(zero));
     return at - (long)start;

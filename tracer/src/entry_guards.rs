@@ -77,7 +77,8 @@ pub(crate) fn speculate_registers(
     let assumed = assumed.collect();
     let greens = path.guest.iter().flat_map(|g| &g.registers).copied();
     chosen.extend(greens.filter(|(g, _)| !is_known(g)));
-    let slots = slots_of(path);
+    // Where other threads write, each load of the path stays, and would be tested once more.
+    let slots = if version.context.private_memory() { slots_of(path) } else { Vec::new() };
     if chosen.is_empty() && slots.is_empty() {
         return (Vec::new(), assumed);
     }
