@@ -82,7 +82,10 @@ pub(crate) fn speculate_registers(
     if chosen.is_empty() && slots.is_empty() {
         return (Vec::new(), assumed);
     }
-    let anchor = version.anchor(Anchor::new(Operand::Const(path.head), varmap(written, state)));
+    let at_entry = Anchor::new(Operand::Const(path.head), varmap(written, state));
+    let anchor = version.anchor(at_entry.clone());
+    // No guard of a register moves down over a load with another anchor. With other registers the load might fault.
+    let behind = if chosen.is_empty() { anchor } else { version.anchor(at_entry) };
     let mut builder = Builder::new(version);
     let interpreted: &[(Gpr, u64)] = path.guest.as_ref().map_or(&[], |guest| &guest.registers);
     for (gpr, value) in chosen {
@@ -95,10 +98,10 @@ pub(crate) fn speculate_registers(
     }
     for (gpr, disp, ty, value) in slots {
         let now = builder.load(ty, Mem::disp(disp), state[gpr.number()], Operand::Const(0));
-        builder.insts.last_mut().expect("the load").anchor = Some(anchor);
+        builder.insts.last_mut().expect("the load").anchor = Some(behind);
         let holds = builder.binary(Op::Eq, ty, now, Operand::Const(value));
         let origin = Origin { kind: OriginKind::Context, pc: path.head, step: Some(0) };
-        builder.assume(origin, holds, anchor);
+        builder.assume(origin, holds, behind);
     }
     (builder.insts, assumed)
 }

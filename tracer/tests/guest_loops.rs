@@ -7,7 +7,7 @@ use dynasour_ir::eval::{Leave, Machine, ModelMachine, NoHooks, State, run};
 use dynasour_ir::opt::{OptOptions, optimise};
 use dynasour_ir::predict::Registers;
 use dynasour_ir::verify::assert_valid;
-use dynasour_ir::{Context, Op, Term, Version};
+use dynasour_ir::{Context, Fact, Op, Term, Version};
 use dynasour_tracer::guests::Green;
 use dynasour_tracer::{
     DefaultPolicy, DispatchHeads, EndReason, HeadKind, NextBlock, Path, Recorder, Recording,
@@ -328,8 +328,9 @@ fn greens_in_memory_are_tested_at_the_entry() {
     let guest = path.guest.as_ref().unwrap();
     let slots = guest.greens.iter().filter(|green| matches!(green, Green::Slot(..))).count();
     assert!(slots > 0, "{guest:?}");
-    let version =
-        build::build(&path, "t1", Context::default(), &DefaultPolicy::default()).unwrap().version;
+    let context = Context { facts: vec![Fact::PrivateMemory] };
+    let built = build::build(&path, "t1", context, &DefaultPolicy::default());
+    let mut version = built.unwrap().version;
     assert_valid(&version);
     let first = &version.blocks[0].insts;
     let loads = first.iter().filter(|i| i.op == Op::Load).count();
@@ -338,6 +339,12 @@ fn greens_in_memory_are_tested_at_the_entry() {
         let anchor = &version.anchors[guard.anchor.unwrap().0 as usize];
         assert_eq!(anchor.target.as_const(), Some(interpreter.head), "{version}");
     }
+    // The address may be no address if the registers differ.
+    assert!(!guest.registers.is_empty());
+    optimise(&mut version, &OptOptions::default());
+    let first = &version.blocks[0].insts;
+    let position = |op| first.iter().position(|i| i.op == op);
+    assert!(position(Op::Assume) < position(Op::Load) && position(Op::Load).is_some(), "{version}");
 }
 
 /// The interpreter's code, block by block.

@@ -231,7 +231,8 @@ impl Dispatcher {
                 fragments.stats.helped += 1;
                 fragments.stats.helper_nanoseconds += nanoseconds;
             }
-            match self.race_excludes(compiled.path.head) && compiled.side.is_none() {
+            let is_new = compiled.code.is_ok() && compiled.side.is_none();
+            match is_new && self.race_excludes(compiled.path.head) {
                 true => self.compilations.held_back.push(compiled),
                 false => self.install_helped(compiled),
             }
