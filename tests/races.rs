@@ -166,10 +166,10 @@ fn a_loop_that_is_not_executed_any_more_is_tried_last() {
     let (directory, program) = guest("set_back", "programs");
     let command = [program.as_str(), "10000000"];
     let native = Invocation::new(&program, &directory).args(&command[1..]).run();
+    assert_eq!(native.status, Status::Exited(0));
     let options = ["--race", "off", "--compile-threads", "0", "--sample", "hz=10000"];
     races(&directory, &options, &command, &native);
     assert_eq!(statistics(&directory)["set_back"], 1);
-    assert_eq!(native.status, Status::Exited(0));
 }
 
 /// What a trace assumes changes once and for all: an operand of an interpreted program, or a register

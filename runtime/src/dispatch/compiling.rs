@@ -104,7 +104,7 @@ pub(super) struct Compilations {
     heads: FxHashSet<u64>,
     exits: FxHashSet<SideRequest>,
     inbox: Arc<Inbox>,
-    /// What is installed when the race under way is over.
+    /// What was compiled, and is installed when the race under way is over.
     held_back: Vec<Compiled>,
 }
 
@@ -116,12 +116,12 @@ impl Compilations {
 
     /// Is no path compiled, or held back, that becomes a version of a region?
     pub fn has_no_head(&self) -> bool {
-        self.heads.is_empty()
+        self.heads.is_empty() && self.held_back.is_empty()
     }
 
-    /// Is a path from `head` compiled that becomes a version of its region?
+    /// Is a path from `head` compiled, or held back, that becomes a version of its region?
     pub fn has_head(&self, head: u64) -> bool {
-        self.heads.contains(&head)
+        self.heads.contains(&head) || self.held_back.iter().any(|held| held.path.head == head)
     }
 
     /// Is a side trace compiled for this exit?
@@ -225,6 +225,7 @@ impl Dispatcher {
         }
         let all = std::mem::take(&mut *lock(&self.compilations.inbox.compiled));
         for compiled in all {
+            self.compilations.end(compiled.path.head, compiled.side);
             let nanoseconds = compiled.plan.times.optimise + compiled.plan.times.emit;
             self.effort.note_elsewhere(nanoseconds, compiled.code.is_ok());
             if let Some(mut fragments) = self.machine.fragments() {
@@ -234,14 +235,9 @@ impl Dispatcher {
             let is_new = compiled.code.is_ok() && compiled.side.is_none();
             match is_new && self.race_excludes(compiled.path.head) {
                 true => self.compilations.held_back.push(compiled),
-                false => self.install_helped(compiled),
+                false => self.install(compiled),
             }
         }
-    }
-
-    fn install_helped(&mut self, compiled: Compiled) {
-        self.compilations.end(compiled.path.head, compiled.side);
-        self.install(compiled);
     }
 
     /// Installs what was held back for a race, if that is over. The thread is outside.
@@ -249,6 +245,6 @@ impl Dispatcher {
         let held_back = &mut self.compilations.held_back;
         let may_install = |compiled: &mut Compiled| !self.racing.excludes(compiled.path.head);
         let now: Vec<Compiled> = held_back.extract_if(.., may_install).collect();
-        now.into_iter().for_each(|compiled| self.install_helped(compiled));
+        now.into_iter().for_each(|compiled| self.install(compiled));
     }
 }

@@ -56,7 +56,7 @@ impl Fragments {
         let pc = self.emitter.fragment(id)?.pc;
         let is_among_loops = self.lives.shape(id).is_guest_loop
             && self.regions.get(&pc).is_some_and(|region| region.fragments.len() > 1);
-        if self.retired || !is_among_loops || self.races_at(pc) {
+        if self.retired || !is_among_loops || self.races.races(pc) {
             return None;
         }
         let found = self.orders.count(pc, id)?;

@@ -182,7 +182,8 @@ impl Races {
         self.on_floor.contains(&pc)
     }
 
-    fn races(&self, pc: u64) -> bool {
+    /// Is a version of the region at `pc` the racer?
+    pub(super) fn races(&self, pc: u64) -> bool {
         self.turns.racer().is_some_and(|racer| racer.pc == pc)
     }
 }
@@ -580,11 +581,6 @@ impl Fragments {
     /// Is the racer a loop of an interpreted program?
     pub fn is_guest_loop(&self, racer: &Racer) -> bool {
         self.lives.shape(racer.fragment).is_guest_loop
-    }
-
-    /// Is a version of the region at `pc` the racer?
-    pub(super) fn races_at(&self, pc: u64) -> bool {
-        self.races.races(pc)
     }
 
     /// Notes a verdict for the statistics.

@@ -427,7 +427,8 @@ mod tests {
         let (mut new, order) = (state.clone(), live(state));
         new[version].group = last_group(state) + 1;
         for v in &order {
-            if if *v == version { steps.unlinks_set_back } else { steps.unlinks_others } {
+            let is_set_back = *v == version;
+            if is_set_back && steps.unlinks_set_back || !is_set_back && steps.unlinks_others {
                 unlink_refusals(&mut new, *v);
             }
         }
