@@ -227,7 +227,7 @@ fn a_function_called_again_is_no_loop() {
 }
 
 #[test]
-fn recursion_is_followed_once() {
+fn recursion_is_followed_some_levels() {
     // main calls f; f calls itself while rsi counts down.
     let mut program = Program::assemble(|a| {
         let mut f = a.create_label();
@@ -244,7 +244,8 @@ fn recursion_is_followed_once() {
         Ok(())
     });
     let path = program.record(CODE, state(40), machine(), 0);
-    assert_eq!(path.steps.len(), 3, "the call, f up to its branch, f's own call");
+    assert_eq!(path.steps.len(), 9, "the call, and four times f up to its branch and f's own call");
+    assert_eq!(path.steps[8].next, path.steps[0].next);
     check_trace(program, CODE, TraceShape::Linear, 0);
 }
 
