@@ -86,6 +86,10 @@ impl Native {
     /// How its memory operand can be split off, if it can.
     pub fn may_split(&self) -> Option<Split> {
         let size = self.mem_size.filter(|_| self.split == Split::No)?;
+        let others = Split::EXCLUDES - (Effects::READ | Effects::WRITE);
+        if self.effects.intersects(others) {
+            return None;
+        }
         split_of(&self.inst, size).map(|(split, _)| split)
     }
 

@@ -243,6 +243,9 @@ pub struct Anchor {
     pub stores: Vec<DeferredStore>,
     /// A label in another version at which control may continue, before anything above is done.
     pub via: Option<Box<Via>>,
+    /// How often the guest has come to the region again on the way here, by calls. Races count that; it has
+    /// no other meaning.
+    pub passes: u32,
 }
 
 /// A label in another version of the region: the *position* of one of its anchors (see
@@ -658,7 +661,7 @@ impl Version {
 impl Anchor {
     /// An anchor without deferred stores that leads to `base`.
     pub fn new(target: Operand, varmap: Vec<(Loc, Operand)>) -> Anchor {
-        Anchor { target, after: None, varmap, stores: Vec::new(), via: None }
+        Anchor { target, after: None, varmap, stores: Vec::new(), via: None, passes: 0 }
     }
 
     /// Every operand, in order: target, varmap, deferred stores, label.

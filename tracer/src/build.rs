@@ -33,7 +33,7 @@
 //! **Shapes.** A path that has returned to its head becomes a loop: `b0: jump b1(…)` and `b1`,
 //! whose parameters are the written locations and whose first instruction is the `poll`. With other
 //! iterations it becomes a loop with several paths ([`iterations`]). Any other path is one block that
-//! ends in `exit`.
+//! ends in `exit`; with other executions of its function, a tree of blocks with an `exit` for each.
 //!
 //! **Data.** The builder owns the version until it returns it. **Invariant.** The version is
 //! equivalent to `base` and transparent, whatever was observed; an observation decides only what is
@@ -96,7 +96,8 @@ pub struct Path {
     pub shape: TraceShape,
     /// The blocks, in order.
     pub steps: Vec<Step>,
-    /// Other iterations of the loop, which part from the path and from each other somewhere.
+    /// Other iterations of the loop, or other executions of the function, which part from the path and from
+    /// each other somewhere.
     pub others: Vec<Vec<Step>>,
     /// Registers that held the same value at each sampled execution of the head.
     pub stable: Vec<(Gpr, u64)>,
@@ -131,6 +132,11 @@ impl Path {
         self.steps.iter().chain(self.others.iter().flatten())
     }
 
+    /// Does the path call the function that it begins with?
+    pub(crate) fn calls_itself(&self) -> bool {
+        self.steps.iter().any(|step| calls(step, self.head))
+    }
+
     /// Does the path go through an indirect jump or an indirect call?
     pub fn jumps_indirectly(&self) -> bool {
         self.steps.iter().any(guests::dispatches)
@@ -162,6 +168,11 @@ impl Path {
         let natives = self.all_steps().flat_map(|step| &step.block.version.natives);
         natives.into_iter().any(|native| sets_x87_pointer(native.inst.code()))
     }
+}
+
+/// Does the step end in a call of this function?
+pub(crate) fn calls(step: &Step, function: u64) -> bool {
+    step.next == function && Transfer::of(&step.block, step.next) == Transfer::Call
 }
 
 /// Guest instructions of steps.
@@ -403,7 +414,7 @@ fn assemble(
         speculate_registers(path, &mut version, &mut state, &written, policy);
     let mut notes = Notes { registers, ..Notes::default() };
     match path.shape {
-        TraceShape::Linear => {
+        TraceShape::Linear if path.others.is_empty() => {
             let mut body = Body::new(&mut version, state, &written, promoted);
             body.branch_anchor = policy.placement().branch_anchor();
             body.builder.insts = entry_guards;
@@ -414,6 +425,19 @@ fn assemble(
             notes.native_results = body.results;
             version.blocks[0].insts = insts;
             version.blocks[0].term = Term::Exit(exit);
+        }
+        TraceShape::Linear => {
+            let mut body = Body::new(&mut version, state, &written, promoted);
+            body.branch_anchor = policy.placement().branch_anchor();
+            body.builder.insts = entry_guards;
+            let (entry, pcs) = body.take_insts();
+            body.block_pcs.push(pcs);
+            let before = &mut body.builder.version.blocks[0];
+            (before.insts, before.term) = (entry, Term::Jump { to: BlockId(1), args: Vec::new() });
+            body.iterations(Vec::new(), &Iterations::of(path))?;
+            notes.jumps = body.jumps;
+            notes.pcs = body.block_pcs;
+            notes.native_results = body.results;
         }
         TraceShape::Loop => {
             let iterations = Iterations::of(path);

@@ -1,11 +1,15 @@
 //! Records the iterations of a loop that leave its recorded path and come back to its head, while it is
-//! observed how often the guest keeps to the path ([`crate::survival`]).
+//! observed how often the guest keeps to the path ([`crate::survival`]); or the executions of a function that
+//! leave its path and return.
 //!
 //! An iteration *parts* from the path behind one of its steps. From there on its blocks are recorded. If
 //! it reaches the head it is complete, and is compared with those recorded before. Those that come often
 //! become part of the trace ([`crate::build`]). The values that blocks compute may differ even where an
 //! iteration goes the path's way. So those of a loop of an interpreted program, which the trace may assume,
 //! are observed from the head on.
+//!
+//! An execution of a function is complete when the function returns, to whichever caller. Calls of the function
+//! itself are part of it, up to some depth ([`crate::calls`]); an execution that calls deeper is not recorded.
 //!
 //! ```text
 //! path a b c      a b c, a b d, a e, a b d      a b d came twice, a e once
@@ -16,7 +20,8 @@
 //! thread; no lock.
 
 use crate::build::{self, Path, Step};
-use crate::recorder::{note_results, observe};
+use crate::calls::Calls;
+use crate::recorder::{Transfer, note_results, observe};
 use crate::selector::NextBlock;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::predict::{Prediction, Surroundings};
@@ -84,6 +89,31 @@ struct Current {
     /// The block that is being executed, and what it was predicted to compute.
     block: Arc<LiftedBlock>,
     observation: Option<Prediction>,
+    /// The functions that are active, in an execution of a function.
+    calls: Option<Calls>,
+}
+
+impl Current {
+    /// The last step leads here. Does it complete an execution of a function? Nothing if the path does not
+    /// follow it.
+    fn transfers(&mut self, to: u64) -> Option<bool> {
+        let (Some(calls), Some(step)) = (&mut self.calls, self.steps.last()) else {
+            return Some(false);
+        };
+        transfers(calls, step, to)
+    }
+}
+
+/// A step leads here, in an execution of a function. Is the execution complete? Nothing if a path does not follow
+/// the step.
+fn transfers(calls: &mut Calls, step: &Step, to: u64) -> Option<bool> {
+    match Transfer::of(&step.block, to) {
+        Transfer::Call if !calls.may_follow(to) => return None,
+        Transfer::Call => calls.call(to),
+        Transfer::Return => return Some(calls.ret()),
+        _ => {}
+    }
+    Some(false)
 }
 
 /// An iteration that came often.
@@ -103,6 +133,10 @@ pub(crate) struct Often {
 pub(crate) struct Iterations {
     /// The most iterations that are chosen.
     most: usize,
+    /// Are they executions of a function?
+    is_function: bool,
+    /// Where the last step of each execution of the function is said to lead: to the caller that was seen first.
+    returns_to: Option<u64>,
     seen: Vec<Seen>,
     /// What the blocks of the iteration under way were observed to compute, as long as it keeps to the path.
     before: Vec<Prediction>,
@@ -111,8 +145,26 @@ pub(crate) struct Iterations {
 
 impl Iterations {
     /// None yet. At most so many are chosen in the end, the path among them.
-    pub fn new(most: usize) -> Iterations {
-        Iterations { most, seen: Vec::new(), before: Vec::new(), current: None }
+    pub fn of_loop(most: usize) -> Iterations {
+        let (is_function, returns_to) = (false, None);
+        Iterations {
+            most,
+            is_function,
+            returns_to,
+            seen: Vec::new(),
+            before: Vec::new(),
+            current: None,
+        }
+    }
+
+    /// The same for executions of a function; that of the path returns there, if it returns.
+    pub fn of_function(most: usize, returns_to: Option<u64>) -> Iterations {
+        Iterations { is_function: true, returns_to, ..Iterations::of_loop(most) }
+    }
+
+    /// Is an execution of a function under way that has left the path?
+    pub fn is_in_function(&self) -> bool {
+        self.current.as_ref().is_some_and(|current| current.calls.is_some())
     }
 
     /// The guest keeps to the path, a loop of an interpreted program. Its n-th step's block is executed next,
@@ -149,8 +201,17 @@ impl Iterations {
         let observation = is_guest.then(|| observe(&block, around));
         let parts = (n, to.pc);
         let (steps, instructions, passed) = (Vec::new(), 0, 0);
+        let mut calls = self.is_function.then(|| Calls::new(path.head, true));
+        for (at, step) in path.steps[..=n].iter().enumerate() {
+            let next = if at == n { to.pc } else { step.next };
+            let goes_on =
+                calls.as_mut().is_none_or(|calls| transfers(calls, step, next) == Some(false));
+            if !goes_on {
+                return;
+            }
+        }
         self.current =
-            Some(Current { parts, before, steps, instructions, passed, block, observation });
+            Some(Current { parts, before, steps, instructions, passed, block, observation, calls });
     }
 
     /// The block `to` is executed next.
@@ -163,8 +224,14 @@ impl Iterations {
             note_results(&current.block, observed, around);
         }
         current.steps.push(Step { block: Arc::clone(&current.block), next: to.pc, observed });
-        if to.refused.is_some() || current.instructions > MOST_BEHIND {
-            return self.interrupted();
+        match current.transfers(to.pc) {
+            Some(true) => {
+                let returns_to = *self.returns_to.get_or_insert(to.pc);
+                current.steps.iter_mut().rev().take(1).for_each(|last| last.next = returns_to);
+                return self.complete(false);
+            }
+            Some(false) if to.refused.is_none() && current.instructions <= MOST_BEHIND => {}
+            _ => return self.interrupted(),
         }
         current.block = (to.lifted)();
         current.observation = is_guest.then(|| observe(&current.block, around));
@@ -183,7 +250,7 @@ impl Iterations {
         self.current = None;
     }
 
-    /// The guest is at the head of the loop, to which it has come back soon.
+    /// The guest is at the head of the loop, to which it has come back `soon`, or the function returns.
     pub fn complete(&mut self, soon: bool) {
         let Some(current) = self.current.take() else { return };
         let Current { parts, before, steps, passed, .. } = current;

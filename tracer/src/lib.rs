@@ -12,7 +12,8 @@
 //!   `assume`.
 //! * `entry_guards`: the assumptions about registers at a trace's entry.
 //! * [`survival`]: counts how often the guest keeps to a recorded path; `iterations`: records those
-//!   iterations of a loop that do not.
+//!   iterations of a loop, or executions of a function, that do not.
+//! * `calls`: how deep a path follows recursion.
 //! * [`short_loops`]: loops so short and regular that they are unrolled into the traces around
 //!   them.
 //! * [`placement`]: which assumptions a trace makes, and where their guards stand.
@@ -37,6 +38,7 @@
 mod advances;
 pub mod assumptions;
 pub mod build;
+mod calls;
 mod closing;
 mod definitions;
 pub mod effort;

@@ -7,10 +7,11 @@
 //! fragment starts at its target.
 //!
 //! * **Calls** are followed into the function even if a fragment starts there, so that the trace of
-//!   a loop holds everything that the loop calls. A recursive function is followed to a depth of
-//!   [`MOST_LEVELS`]. A call of the head is not followed: a head that a call reaches again
-//!   is a function with several callers, not a loop. The trace of a function that was hot by its
-//!   calls ends where the function returns, because the next call comes from elsewhere.
+//!   a loop holds everything that the loop calls. A recursive function is followed
+//!   some levels deep ([`crate::calls`]). A call of the head is followed only if the head was hot by its calls;
+//!   another head that a call reaches again is a function with several callers, not a loop. The trace of a
+//!   function that was hot by its calls ends where the function returns, because the next call comes from
+//!   elsewhere.
 //! * **Paths from an exit** may continue for up to [`MOST_AFTER_BACKWARD`] instructions after a
 //!   backward branch, if they reach a loop's fragment. An example is the bottom of a `while` that
 //!   jumps back to its body. Otherwise the path ends at the branch. What follows then belongs to
@@ -32,6 +33,7 @@
 //! ```
 
 use crate::build::{Path, Step, TraceShape};
+use crate::calls::Calls;
 use crate::closing::{Dispatched, closing_handler};
 use crate::guests::{self, DispatchHeads, Green, GuestLoop, Key};
 use crate::policy::SpeculationPolicy;
@@ -161,8 +163,8 @@ pub struct Recorder {
     /// The state at the head.
     entry: Registers,
     steps: Vec<Step>,
-    /// Functions that the path has called and not returned from.
-    callees: Vec<u64>,
+    /// The functions that are active.
+    calls: Calls,
     /// Guest instructions of the steps.
     instructions: usize,
     /// The recording ends when it has this many instructions.
@@ -190,10 +192,6 @@ const SEARCH_LIMIT: usize = 20_000;
 /// Most guest instructions of a loop of an interpreted program that becomes a trace (guess: a
 /// longer trace compiles for too long and leaves early).
 const GUEST_LIMIT: usize = 10_000;
-/// A path holds at most so many executions of a recursive function within each other (guess: the deepest
-/// calls are the most frequent ones. Measured on the kernel `fib` at -O2, whose loop is in such a function:
-/// 1.4 of the native time if one execution is followed, .72 with four).
-const MOST_LEVELS: usize = 4;
 /// A loop that goes through fewer dispatches is an ordinary loop, unless its head is known as a
 /// dispatch head.
 const LEAST_DISPATCHES: usize = 2;
@@ -269,7 +267,7 @@ impl Recorder {
             steps: Vec::new(),
             instructions: 0,
             limit: policy.max_instructions(),
-            callees: Vec::new(),
+            calls: Calls::new(head, kind == HeadKind::Function),
             backward: None,
             dispatching: false,
             search: None,
@@ -284,6 +282,11 @@ impl Recorder {
         self.search = Some(Search::new(head, true, heads));
     }
 
+    /// The path leaves the traces that begin at this head.
+    pub fn leave_region(&mut self, head: u64) {
+        self.calls.leave_region(head);
+    }
+
     /// The pc where the recording started.
     pub fn head(&self) -> u64 {
         self.head
@@ -295,10 +298,10 @@ impl Recorder {
         self.instructions += block.count as usize;
         self.steps.push(Step { block: Arc::clone(block), next, observed: self.observation.take() });
         let transfer = Transfer::of(block, next);
-        let recursion = transfer == Transfer::Call && self.is_too_deep(next);
+        let recursion = transfer == Transfer::Call && !self.calls.may_follow(next);
         match transfer {
-            Transfer::Call => self.callees.push(next),
-            Transfer::Return if self.callees.pop().is_none() && self.kind == HeadKind::Function => {
+            Transfer::Call => self.calls.call(next),
+            Transfer::Return if self.calls.ret() => {
                 if self.search.is_some() {
                     return self.end_search();
                 }
@@ -328,7 +331,7 @@ impl Recorder {
     }
 
     /// Does the path end here, after its last step went to `next` by `transfer`, if there is no
-    /// search? With `recursion`, a function was called that is active in the path too often.
+    /// search? With `recursion`, a function was called that is not followed.
     fn usual_end(
         &mut self,
         next: u64,
@@ -359,12 +362,6 @@ impl Recorder {
             _ => {}
         }
         (self.instructions >= self.limit).then_some((TraceShape::Linear, EndReason::Length))
-    }
-
-    /// Is a call of this function not followed, because it is active in the path as often as may be?
-    fn is_too_deep(&self, function: u64) -> bool {
-        let active = self.callees.iter().filter(|callee| **callee == function).count();
-        function == self.head || active >= MOST_LEVELS
     }
 
     /// Is a search under way that began at the recording's own head, because the path left it by an

@@ -31,7 +31,7 @@ use crate::policy::SpeculationPolicy;
 use crate::recorder::{AbortReason, EndReason, HeadKind, Recorder, Recording, TargetKind};
 use crate::short_loops::{Probe, Verdict};
 use crate::survival::Survival;
-use crate::worth::Judge;
+use crate::worth::{self, Judge};
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::predict::Surroundings;
 use dynasour_ir::{Gpr, GuestTerm, Term};
@@ -106,6 +106,8 @@ pub struct TraceSelector {
     iterations: u32,
     /// Is it observed how often the guest keeps to the path that is being recorded, if that is a loop?
     observes_path: bool,
+    /// Is the path that is being recorded that of a function?
+    is_function: bool,
     /// Heads whose loops are observed longer.
     changing: FxHashSet<u64>,
     /// Heads of loops that have been probed.
@@ -138,6 +140,7 @@ impl TraceSelector {
             judges_path: false,
             iterations,
             observes_path: false,
+            is_function: false,
             changing: FxHashSet::default(),
             probed: FxHashSet::default(),
             record_again: None,
@@ -156,6 +159,7 @@ impl TraceSelector {
     ) {
         self.started = Instant::now();
         self.judges_path = self.judge.is_some();
+        self.is_function = kind == HeadKind::Function;
         self.observes_path = self.judges_path || self.iterations > 1;
         let mut recorder = Recorder::new(block.pc, kind, stable, around.into(), &*self.policy);
         if kind == HeadKind::Other && self.dispatch.searches_at_once(block.pc) {
@@ -174,13 +178,13 @@ impl TraceSelector {
         self.changing.insert(head);
     }
 
-    /// If loops of an interpreted program start at `head`, the path that is being recorded goes on
-    /// until it comes to one of them.
+    /// The path that is being recorded leaves traces that begin at `head`. If those are of loops of an
+    /// interpreted program, it goes on until it comes to one of them.
     pub fn return_to(&mut self, head: Option<u64>) {
-        if let (Some(head), Some(active)) = (head, &mut self.active)
-            && self.dispatch.has_loops(head)
-        {
-            active.recorder.return_to(head, &self.dispatch);
+        let (Some(head), Some(active)) = (head, &mut self.active) else { return };
+        match self.dispatch.has_loops(head) {
+            true => active.recorder.return_to(head, &self.dispatch),
+            false => active.recorder.leave_region(head),
         }
     }
 
@@ -339,7 +343,8 @@ impl TraceSelector {
         if !is_observed {
             return Some(Selected::Recorded(path, end));
         }
-        if !self.promises(&path) {
+        let several = self.is_function && self.may_have_several(&path);
+        if !several && !self.promises(&path) {
             if path.guest.is_some() {
                 self.dispatch.fail(path.head, true);
             }
@@ -350,8 +355,15 @@ impl TraceSelector {
             return Some(Selected::Aborted(path.head, reason));
         }
         let patience = if self.changing.contains(&path.head) { PATIENCE } else { 1 };
-        self.survival = Some(Survival::new(path, end, self.iterations as usize, patience));
+        self.survival = Some(Survival::new(path, end, self.iterations as usize, patience, several));
         None
+    }
+
+    /// May a trace of several executions of the function be worth making, of which this path is one?
+    fn may_have_several(&self, path: &Path) -> bool {
+        let keeps_a_frame =
+            |judge: Judge| worth::keeps_a_frame(path.head, judge.read) || path.calls_itself();
+        path.shape == TraceShape::Linear && self.judge.is_some_and(keeps_a_frame)
     }
 
     /// May a trace of the path be worth making?

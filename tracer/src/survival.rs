@@ -85,14 +85,24 @@ pub struct Survival {
     most_entered: u32,
     /// The iterations that have left the path.
     iterations: Iterations,
+    /// Is the path that of a function, of which several executions are to be in the trace?
+    is_function: bool,
 }
 
 impl Survival {
     /// An observation that starts at the end of the recording. A trace of the path may hold so many
-    /// iterations of it. It takes so many times as long as usual at most.
-    pub fn new(path: Path, end: EndReason, iterations: usize, times: u32) -> Survival {
+    /// iterations of it, or executions if the path `is_function`. It takes so many times as long as usual at most.
+    pub fn new(
+        path: Path,
+        end: EndReason,
+        iterations: usize,
+        times: u32,
+        is_function: bool,
+    ) -> Survival {
         let exits = Vec::with_capacity(MOST_EXITS);
         let blocks_left = MOST_BLOCKS.max(MOST_ROUNDS * path.steps.len()) * times as usize;
+        let returns_to =
+            path.steps.last().filter(|_| end == EndReason::Return).map(|last| last.next);
         // The guest is at the head of a loop of an interpreted program, with the loop's key.
         let is_guest_loop = path.guest.is_some();
         let runs = Runs { entered: u32::from(is_guest_loop), ..Runs::default() };
@@ -105,7 +115,12 @@ impl Survival {
             runs,
             blocks_left,
             most_entered: RUNS * times,
-            iterations: Iterations::new(iterations),
+            iterations: if is_function {
+                Iterations::of_function(iterations, returns_to)
+            } else {
+                Iterations::of_loop(iterations)
+            },
+            is_function,
         }
     }
 
@@ -133,11 +148,12 @@ impl Survival {
         self.may_return = self.may_return.saturating_sub(1);
         self.iterations.go_on(to, around);
         if let Some(n) = self.completed_steps {
-            let kept = self.path.steps.get(n).is_some_and(|step| step.next == pc);
+            let kept = self.path.steps.get(n).is_some_and(|step| step.next == pc)
+                || self.is_function && self.ends_in_return() && n + 1 == self.path.steps.len();
             self.completed_steps = kept.then_some(n + 1);
             if !kept {
                 self.leave((n, pc));
-                if self.path.shape == TraceShape::Loop {
+                if self.path.shape == TraceShape::Loop || self.is_function {
                     self.iterations.begin(&self.path, n, to, around);
                 }
             }
@@ -147,7 +163,8 @@ impl Survival {
             let again = self.path.shape == TraceShape::Loop && same_key;
             self.completed_steps = again.then_some(0);
         }
-        if self.completed_steps.is_none() && pc == self.path.head {
+        let is_entered = self.completed_steps.is_none() && !self.iterations.is_in_function();
+        if is_entered && pc == self.path.head {
             self.runs.entered += u32::from(same_key);
             if !same_key {
                 self.runs.passed += 1;
@@ -155,7 +172,7 @@ impl Survival {
             }
             self.runs.returned += u32::from(self.may_return > 0);
             self.completed_steps = same_key.then_some(0);
-            if same_key {
+            if same_key && !self.is_function {
                 self.iterations.complete(self.may_return > 0);
             }
         }
@@ -184,14 +201,27 @@ impl Survival {
         self.iterations.interrupted();
     }
 
-    /// The recording, with the counts. The iteration of a loop that came most often becomes its path.
+    /// Does the path end where its function returns?
+    fn ends_in_return(&self) -> bool {
+        self.end == EndReason::Return
+    }
+
+    /// The recording, with the counts. The iteration of a loop that came most often becomes its path, and so does
+    /// the execution of a function.
     pub fn into_recording(mut self) -> (Path, EndReason) {
         let Runs { entered, completed, .. } = self.runs;
-        let all = entered + completed;
-        let often = self.iterations.often(&self.path, completed, all);
+        let all = if self.is_function { entered } else { entered + completed };
+        let is_among_them = !self.is_function || self.ends_in_return();
+        let often =
+            self.iterations.often(&self.path, if is_among_them { completed } else { 0 }, all);
         if !often.is_empty() {
+            if self.is_function {
+                self.end = EndReason::Return;
+            }
             self.runs.completed = often.iter().map(|often| often.times).sum();
-            self.runs.entered = all.saturating_sub(self.runs.completed);
+            if !self.is_function {
+                self.runs.entered = all.saturating_sub(self.runs.completed);
+            }
             let returned: u32 = often.iter().map(|often| often.returned).sum();
             self.runs.returned = self.runs.returned.saturating_sub(returned);
             let passed: u32 = often.iter().map(|often| often.passed).sum();
@@ -229,7 +259,7 @@ mod tests {
             others: Vec::new(),
             runs: None,
         };
-        Survival::new(path, EndReason::Cycle, 8, 1)
+        Survival::new(path, EndReason::Cycle, 8, 1, false)
     }
 
     fn block() -> Arc<LiftedBlock> {
@@ -293,6 +323,72 @@ mod tests {
             path.others.iter().map(|steps| steps.iter().map(|s| s.next).collect()).collect();
         assert_eq!(nexts, [[0x3000, 0x4000, HEAD]], "0x5000 came once, 0x6000 did not come back");
         assert_eq!(path.runs, Some(Runs { entered: 2, completed: 8, returned: 0, passed: 0 }));
+    }
+
+    /// A function that calls itself, as its caller at 0x5000 executes it: test edi, edi; je 0x100a; call 0x1000;
+    /// ret; ret.
+    const FUNCTION: [u8; 11] = [0x85, 0xff, 0x74, 0x06, 0xe8, 0xf7, 0xff, 0xff, 0xff, 0xc3, 0xc3];
+    const SHALLOW: [u64; 3] = [HEAD, 0x100a, 0x5000];
+    const DEEPER: [u64; 6] = [HEAD, 0x1004, HEAD, 0x100a, 0x1009, 0x6000];
+
+    fn block_at(pc: u64) -> Arc<LiftedBlock> {
+        let code = Bytes { start: HEAD, bytes: &FUNCTION };
+        Arc::new(lift_block(pc, &code, MAX_BLOCK))
+    }
+
+    /// An observation of the shallow execution.
+    fn of_function() -> Survival {
+        let step = |pc: &[u64]| Step { block: block_at(pc[0]), next: pc[1], observed: None };
+        let path = Path {
+            shape: TraceShape::Linear,
+            steps: SHALLOW.windows(2).map(step).collect(),
+            ..survival().path
+        };
+        Survival::new(path, EndReason::Return, 8, 1, true)
+    }
+
+    fn executes(survival: &mut Survival, pcs: &[u64]) {
+        let gpr = [0; 16];
+        let around = Surroundings { gpr: &gpr, rflags: 0, segments: [0; 2], read: &|_, _| Some(0) };
+        for &pc in pcs {
+            let lifted = &|| block_at(pc);
+            let to = NextBlock { pc, target: TargetKind::Ordinary, refused: None, lifted };
+            assert!(!survival.arrive(&to, true, &around), "there is more to come");
+        }
+    }
+
+    #[test]
+    fn executions_of_a_function_that_come_often_become_part_of_the_path() {
+        let mut s = of_function();
+        for _ in 0..2 {
+            executes(&mut s, &SHALLOW);
+            executes(&mut s, &DEEPER);
+        }
+        executes(&mut s, &[HEAD, 0x100a, 0x7000]);
+        let (path, end) = s.into_recording();
+        assert_eq!(end, EndReason::Return);
+        let nexts = |steps: &[Step]| steps.iter().map(|step| step.next).collect::<Vec<_>>();
+        assert_eq!(nexts(&path.steps), SHALLOW[1..], "it came three times, from two callers");
+        let others: Vec<_> = path.others.iter().map(|steps| nexts(steps)).collect();
+        assert_eq!(
+            others,
+            [[0x1004, HEAD, 0x100a, 0x1009, 0x5000]],
+            "all are said to return to one"
+        );
+        assert_eq!(path.runs, Some(Runs { entered: 5, completed: 5, returned: 1, passed: 0 }));
+    }
+
+    #[test]
+    fn a_call_that_is_too_deep_is_an_execution_of_its_own() {
+        let mut s = of_function();
+        for _ in 0..10 {
+            executes(&mut s, &[HEAD, 0x1004]);
+        }
+        executes(&mut s, &SHALLOW[..2]);
+        assert_eq!(s.runs.entered, 2);
+        executes(&mut s, &[0x1009; 10]);
+        executes(&mut s, &SHALLOW);
+        assert_eq!((s.runs.entered, s.runs.completed), (3, 1), "the second one has returned");
     }
 
     #[test]

@@ -27,7 +27,7 @@
 //! those 30 and 15 % of the other 10, which is more than 4 % of 40: it promises something. Its
 //! code costs 15, and the guest was seen to go round 50 times per entry: it pays.
 
-use crate::build::{Path, TraceShape};
+use crate::build::{Path, Step, TraceShape, instructions};
 use crate::survival::Runs;
 use dynasour_guest::cost::{self, Cost};
 use dynasour_ir::{GuestTerm, Term};
@@ -113,7 +113,7 @@ impl Judge {
     pub fn pays(&self, path: &Path, cost: u32, side: bool, races: bool) -> bool {
         let (blocks, indirect) = self.of_blocks(path, races);
         let linked = side || is_unoptimised(path, blocks);
-        let (blocks, cost) = (i64::from(blocks.all), i64::from(cost));
+        let (blocks, cost) = (i64::from(blocks.all), i64::from(of_one(path, cost)));
         if linked {
             cost < blocks + indirect + SIDE_EXIT
         } else {
@@ -128,15 +128,29 @@ impl Judge {
     }
 
     /// The cost of the copied blocks of a path, and the additional cost of those of their indirect
-    /// transfers that a trace does not perform.
+    /// transfers that a trace does not perform. For several executions of a function the mean.
     fn of_blocks(&self, path: &Path, races: bool) -> (Cost, i64) {
+        let (mut sum, mut indirect) = (Cost::default(), 0);
+        let executions = executions(path);
+        for steps in &executions {
+            let (cost, of_transfers) = self.of_steps(steps, path.shape, races);
+            sum.all += cost.all;
+            sum.frames += cost.frames;
+            indirect += of_transfers;
+        }
+        let count = executions.len() as u32;
+        (Cost { all: sum.all / count, frames: sum.frames / count }, indirect / i64::from(count))
+    }
+
+    /// The same for these steps.
+    fn of_steps(&self, steps: &[Step], shape: TraceShape, races: bool) -> (Cost, i64) {
         let (mut sum, mut indirect) = (Cost::default(), 0);
         let each = match self.in_place {
             _ if races => INDIRECT_RACING,
             true => INDIRECT_IN_PLACE,
             false => INDIRECT,
         };
-        for (n, step) in path.steps.iter().enumerate() {
+        for (n, step) in steps.iter().enumerate() {
             let block = &step.block;
             let mut bytes = vec![0; (block.end - block.pc) as usize];
             let len = (self.read)(block.pc, &mut bytes);
@@ -151,12 +165,29 @@ impl Judge {
                 _ => false,
             };
             // A linear trace performs the transfer that it ends with.
-            if is_indirect && (n + 1 < path.steps.len() || path.shape == TraceShape::Loop) {
+            if is_indirect && (n + 1 < steps.len() || shape == TraceShape::Loop) {
                 indirect += each;
             }
         }
         (sum, indirect)
     }
+}
+
+/// The executions of a function that the path holds, or only the path.
+fn executions(path: &Path) -> Vec<&[Step]> {
+    let others = path.others.iter().filter(|_| path.shape == TraceShape::Linear);
+    std::iter::once(&path.steps[..]).chain(others.map(|steps| &steps[..])).collect()
+}
+
+/// Of the cost of a fragment that holds several executions of a function, about what one of them takes.
+fn of_one(path: &Path, cost: u32) -> u32 {
+    let executions = executions(path);
+    if executions.len() == 1 {
+        return cost;
+    }
+    let executed: u64 = executions.iter().map(|steps| instructions(steps)).sum();
+    let held = path.instructions().max(1) * executions.len() as u64;
+    (u64::from(cost) * executed / held) as u32
 }
 
 /// Is this a linear path of unoptimised code? Only paths that were recorded early count; those are

@@ -7,7 +7,7 @@ use dynasour_ir::eval::{Leave, ModelMachine, NoHooks, State, run};
 use dynasour_ir::opt::{OptOptions, Shape, normalise, optimise};
 use dynasour_ir::predict::Registers;
 use dynasour_ir::verify::assert_valid;
-use dynasour_ir::{Context, Effects, Fact, Gpr, Inst, Operand, Version};
+use dynasour_ir::{Context, Effects, Fact, Gpr, Inst, Operand, Term, Version};
 use dynasour_tracer::{
     DefaultPolicy, EndReason, HeadKind, Path, Recorder, Recording, Step, TargetKind, TraceShape,
     build,
@@ -247,6 +247,61 @@ fn recursion_is_followed_some_levels() {
     assert_eq!(path.steps.len(), 9, "the call, and four times f up to its branch and f's own call");
     assert_eq!(path.steps[8].next, path.steps[0].next);
     check_trace(program, CODE, TraceShape::Linear, 0);
+}
+
+#[test]
+fn several_executions_of_a_function_become_one_trace() {
+    // f is Fibonacci's: of rsi, in rax.
+    let mut program = Program::assemble(|a| {
+        let (mut f, mut done) = (a.create_label(), a.create_label());
+        a.call(f)?;
+        a.syscall()?;
+        a.set_label(&mut f)?;
+        a.mov(rax, rsi)?;
+        a.cmp(rsi, 2)?;
+        a.jb(done)?;
+        a.push(rsi)?;
+        a.dec(rsi)?;
+        a.call(f)?;
+        a.pop(rsi)?;
+        a.push(rax)?;
+        a.sub(rsi, 2)?;
+        a.call(f)?;
+        a.pop(rcx)?;
+        a.add(rax, rcx)?;
+        a.set_label(&mut done)?;
+        a.ret()
+    });
+    let (f, caller) = (CODE + 7, CODE + 5);
+    let mut machine = machine();
+    machine.write(STACK, &caller.to_le_bytes());
+    let mut record = |n: u64| {
+        let (path, end) =
+            program.follow((f, HeadKind::Function), state(n), machine.clone(), 0, &[]);
+        assert_eq!((path.shape, end), (TraceShape::Linear, EndReason::Return), "n = {n}");
+        path
+    };
+    let mut path = record(3);
+    path.others = [0, 4, 2].map(|n| record(n).steps).to_vec();
+    let context = Context { facts: vec![Fact::PrivateMemory] };
+    let built = build::build(&path, "t1", context, &DefaultPolicy::default()).expect("a tree");
+    let mut version = built.version;
+    for _ in 0..2 {
+        assert_valid(&version);
+        let exits = version.blocks.iter().filter_map(|block| match block.term {
+            Term::Exit(anchor) => Some(version.anchors[anchor.index()].passes),
+            _ => None,
+        });
+        let mut passes: Vec<u32> = exits.collect();
+        passes.sort_unstable();
+        assert_eq!(passes, [0, 2, 4, 8], "calls of f within f: {version}");
+        for n in 0..9 {
+            let checked = check(&mut program, &version, &state(n), &machine, Limits::default());
+            assert!(matches!(checked, Ok(Checked::Compared { .. })), "n = {n}: {checked:?}");
+        }
+        optimise(&mut version, &OptOptions::default());
+        assert_eq!(normalise(&mut version), Some(Shape::Tree));
+    }
 }
 
 #[test]

@@ -48,6 +48,9 @@ pub struct Surroundings<'a> {
     pub exits: &'a Exits,
     /// For each record: the XMM registers whose values it finds in slots.
     pub leaving: &'a [u16],
+    /// For each of the version's blocks: what is counted at its start and at its end, for a race
+    /// ([`super::passes`]).
+    pub passes: &'a [(u32, u32)],
 }
 
 /// Bytes of padding before the entry, and the offset of the loop's head within eight aligned bytes,
@@ -90,7 +93,7 @@ fn encode_at(
     out: &Output,
     around: Surroundings<'_>,
 ) -> Result<Encoded, IcedError> {
-    let Surroundings { first_slot, host, checked, homes, exits, leaving } = around;
+    let Surroundings { first_slot, host, checked, homes, exits, leaving, passes } = around;
     let mut e = Emit {
         f,
         out,
@@ -103,6 +106,7 @@ fn encode_at(
         homes,
         exits,
         leaving,
+        passes,
         skipped: None,
         loops: loop_blocks(f),
         head: position.head,
@@ -156,6 +160,7 @@ struct Emit<'a> {
     homes: &'a Homes,
     exits: &'a Exits,
     leaving: &'a [u16],
+    passes: &'a [(u32, u32)],
     /// A block whose jump is left out: the guard before it is the loop's back edge.
     skipped: Option<usize>,
     /// The blocks of loops.
@@ -210,6 +215,9 @@ impl Emit<'_> {
             && self.is_loop_head(b)
         {
             self.count_start(&count::starts(starts.each, RaceWord::Looped));
+        }
+        if let Some(ir_block) = self.f.block_of.iter().position(|first| *first == b) {
+            self.count_passes(self.passes.get(ir_block).map_or(0, |counts| counts.0));
         }
         let still = self.exits.leaves_out(self.f.block_insns(Block::new(b)).last());
         for item in self.out.block_insts_and_edits(self.f, Block::new(b)) {
@@ -343,7 +351,11 @@ impl Emit<'_> {
                 let target = Target::Block(self.f.block_of[*to]);
                 self.branch(*cc, target);
             }
-            Kind::End(end) => self.end(end, allocs),
+            Kind::End(end) => {
+                let ir_block = self.f.block_of.partition_point(|first| *first <= block) - 1;
+                self.count_passes(self.passes.get(ir_block).map_or(0, |counts| counts.1));
+                self.end(end, allocs)
+            }
             Kind::Split(site) => {
                 self.count(What::Left(site.0));
                 self.split(block, *site);
@@ -453,6 +465,13 @@ impl Emit<'_> {
         let len = self.at() - start;
         self.r.starts.push((start, len));
         self.last = None;
+    }
+
+    /// Counts so many starts more, which the trace's own way has come to.
+    fn count_passes(&mut self, passes: u32) {
+        if passes > 0 && self.host.starts.is_some() && !self.in_cold {
+            self.count_start(&count::starts(passes as i32, RaceWord::Looped));
+        }
     }
 
     fn count_site(&mut self, site: Option<Site>, what: fn(u32) -> What) {

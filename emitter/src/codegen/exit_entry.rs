@@ -152,7 +152,14 @@ impl Prefix {
             .iter()
             .map(|s| DeferredStore { ty: s.ty, mem: s.mem, args: s.args.map(|n| self.node(n)) })
             .collect();
-        Anchor { target: self.node(record.target), after: record.after, varmap, stores, via: None }
+        Anchor {
+            target: self.node(record.target),
+            after: record.after,
+            varmap,
+            stores,
+            via: None,
+            passes: 0,
+        }
     }
 
     /// Makes `params` and `locations` the entry of the version.

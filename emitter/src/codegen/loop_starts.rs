@@ -104,6 +104,7 @@ fn at_entry(version: &Version) -> Option<Anchor> {
         varmap: varmap.collect::<Option<_>>()?,
         stores: Vec::new(),
         via: None,
+        passes: 0,
     })
 }
 

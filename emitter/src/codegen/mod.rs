@@ -41,6 +41,7 @@ pub(crate) mod loop_starts;
 pub(crate) mod lower;
 pub mod mach;
 pub(crate) mod passage;
+pub(crate) mod passes;
 pub(crate) mod piece;
 mod registers;
 pub(crate) mod vectors;
@@ -257,6 +258,7 @@ pub(crate) fn generate(
     let leaving: Vec<u16> =
         records.iter_mut().map(|record| vectors::in_slots(record, &homes.vectors)).collect();
     let checked = entry.is_canonical().then_some(&host.checked);
+    let passes = if host.starts.is_some() { passes::of(version) } else { Vec::new() };
     let around = Surroundings {
         first_slot: first_slot as u16,
         host,
@@ -264,6 +266,7 @@ pub(crate) fn generate(
         homes: &homes,
         exits: &exits,
         leaving: &leaving,
+        passes: &passes,
     };
     let mut encoded = encode(&function, out, around)?;
     encoded.positions.retain_mut(|(_, position)| {

@@ -3,7 +3,8 @@
 //! What is counted is *starts*: how often the guest comes to the trace's head or, if the trace is a
 //! loop of an interpreted program, to the head at the loop's place in that program, if the value of a
 //! register tells that; otherwise an iteration counts as often as its path passes the head. The trace
-//! counts them at its entry and at the head of its loop, the blocks in a gate
+//! counts them at its entry, at the head of its loop and, if it is of a recursive function, on its way
+//! ([`crate::codegen::passes`]), the blocks in a gate
 //! ([`crate::blocks::gates`]), which stands at the head or *apart*, at another pc that the guest comes
 //! to once for each start. Before and after the race the trace does not count.
 //!

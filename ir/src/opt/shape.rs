@@ -3,14 +3,14 @@
 //!
 //! A block of one recorded path ends in a `jump` or in an `exit`. So the blocks that control can
 //! reach from the entry are a chain that either ends or returns to one of its own blocks. Several
-//! recorded iterations of a loop are a tree ([`super::tree`]). [`normalise`] merges chains.
+//! recorded iterations of a loop, or executions of a function, are a tree ([`super::tree`]). [`normalise`] merges chains.
 //! Afterwards the trace has one of three shapes, on which the passes rely:
 //!
 //! ```text
 //! Linear   b0: … exit aN
 //! Loop     b0: … jump b1(…)      b1(…): … jump b1(…)
 //! Tree     b0: … jump b1(…)      b1(…): … branch v1 then b2() else b3()
-//!                                b2(): … jump b1(…)      b3(): … jump b1(…)
+//!                                b2(): … jump b1(…)      b3(): … exit aN
 //! ```
 //!
 //! Everything in b0 dominates b1. A version with other branches has none of these shapes. Passes that call
@@ -30,7 +30,7 @@ pub enum Shape {
     Linear,
     /// An entry block and a block that jumps to itself.
     Loop,
-    /// An entry block and a tree of blocks whose root is the head of the loop. See [`super::tree`].
+    /// An entry block and a tree of blocks whose root is the head of the loop, if there is one. See [`super::tree`].
     Tree,
 }
 

@@ -1,5 +1,5 @@
-//! Loops with several paths: the shape [`Shape::Tree`](super::Shape::Tree), and what passes need to walk
-//! it.
+//! Loops with several paths, and lines that branch: the shape [`Shape::Tree`](super::Shape::Tree), and what passes
+//! need to walk it.
 //!
 //! ```text
 //! b0: … jump b1(…)                      b0 is the entry
@@ -13,7 +13,7 @@
 //! * b1 has the entry and the leaves as predecessors, every later block only its parent.
 //! * Blocks stand in preorder: a parent before its children, and the `then` of a branch directly
 //!   behind it. So the ancestors of a block dominate it, and a walk in order has met them.
-//! * Only b0 and b1 have parameters. At least one leaf returns to b1.
+//! * Only b0 and b1 have parameters. If no leaf returns to b1, the tree is no loop, and b1 follows b0 alone.
 //! * All uses of an anchor are in one block.
 //!
 //! What a walk knows in a block holds in the block's descendants, and nowhere else: at a branch the walk
@@ -116,7 +116,15 @@ fn head(version: &Version) -> Option<usize> {
     }
     // The head is the only block with several ways in, and the entry leads to it without a branch.
     let heads: Vec<usize> = (0..count).filter(|b| entries[*b] > 1).collect();
-    let &[head] = &heads[..] else { return None };
+    let head = match heads[..] {
+        [head] => head,
+        // No loop: the tree begins behind the entry.
+        [] => match &version.blocks[ENTRY].term {
+            Term::Jump { to, .. } => to.index(),
+            _ => return None,
+        },
+        _ => return None,
+    };
     let mut at = ENTRY;
     while at != head {
         let Term::Jump { to, .. } = &version.blocks[at].term else { return None };

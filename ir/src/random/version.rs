@@ -213,7 +213,8 @@ impl<'r> Maker<'r> {
             Operand::Const(self.rng.bits())
         };
         let after = if self.rng.one_in(4) { Some(self.rng.bits()) } else { None };
-        self.version.anchor(Anchor { target, after, varmap, stores, via: None })
+        let passes = if self.rng.one_in(8) { self.rng.bits() as u32 } else { 0 };
+        self.version.anchor(Anchor { target, after, varmap, stores, via: None, passes })
     }
 
     fn anchor(&mut self) -> AnchorId {

@@ -457,7 +457,9 @@ impl<'t> Parser<'t> {
             stores = self.list("]", Self::deferred_store)?;
         }
         let via = if self.eat_word("via") { Some(Box::new(self.via()?)) } else { None };
-        Ok(Anchor { target, after, varmap, stores, via })
+        let passes = if self.eat_word("passes") { self.number("a number of passes")? } else { 0 };
+        let Ok(passes) = u32::try_from(passes) else { return self.fail("a number of passes") };
+        Ok(Anchor { target, after, varmap, stores, via, passes })
     }
 
     /// `t1.a3 [v2 = v5, v7 = 4]`

@@ -252,6 +252,9 @@ impl Display for Anchor {
         if let Some(via) = &self.via {
             write!(f, " via {via}")?;
         }
+        if self.passes != 0 {
+            write!(f, " passes {}", self.passes)?;
+        }
         Ok(())
     }
 }

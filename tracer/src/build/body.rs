@@ -13,7 +13,7 @@
 //! The example is in [`super`]: `load` uses the anchor `a1`, which was in reach; the branch gets
 //! the anchor `a2` of its own.
 
-use super::{BuildError, Origins, Path, State, Step, TraceShape, base_insts, varmap};
+use super::{BuildError, Origins, Path, State, Step, TraceShape, base_insts, calls, varmap};
 use crate::placement::BranchAnchor;
 use crate::recorder::AbortReason;
 use dynasour_guest::lift::LiftedBlock;
@@ -43,6 +43,8 @@ pub(super) struct Body<'v, 'w> {
     pub block_pcs: Vec<Vec<u64>>,
     /// Has an effect outside SSA happened since the start of the current guest instruction?
     effect_since_start: bool,
+    /// See [`Anchor::passes`].
+    passes: u32,
     /// The latest anchor, if it is still in reach.
     reach: Option<AnchorId>,
     /// The operand that the flags held at the start of the trace's block.
@@ -68,6 +70,7 @@ pub(super) struct Place {
     at_start: State,
     pc: u64,
     effect_since_start: bool,
+    passes: u32,
 }
 
 /// A step's block of which the first instructions are translated.
@@ -145,6 +148,7 @@ impl<'v, 'w> Body<'v, 'w> {
             pcs: Vec::new(),
             block_pcs: Vec::new(),
             effect_since_start: false,
+            passes: 0,
             reach: None,
             first_flags: state[Loc::Flags.ssa_index().expect("flags are an SSA location")],
             step_index: 0,
@@ -159,7 +163,8 @@ impl<'v, 'w> Body<'v, 'w> {
     /// An anchor at `target` with the varmap of `state`.
     fn new_anchor(&mut self, target: Operand, state: &State) -> AnchorId {
         let varmap = varmap(self.written, state);
-        self.builder.version.anchor(Anchor::new(target, varmap))
+        let anchor = Anchor { passes: self.passes, ..Anchor::new(target, varmap) };
+        self.builder.version.anchor(anchor)
     }
 
     /// An anchor at the target of the current guest instruction, which is a transfer.
@@ -244,8 +249,16 @@ impl<'v, 'w> Body<'v, 'w> {
             if let Some(exit) = self.block(step, last && path.shape == TraceShape::Linear)? {
                 return Ok(Some(exit));
             }
+            if path.shape == TraceShape::Linear {
+                self.note_pass(step);
+            }
         }
         Ok(None)
+    }
+
+    /// The step is translated, and goes on to the next one of a path without a loop.
+    pub fn note_pass(&mut self, step: &Step) {
+        self.passes += u32::from(calls(step, self.builder.version.region));
     }
 
     /// Assumes that the code of the block at `pc` still has these bytes. The loads stand where the
@@ -381,14 +394,15 @@ impl<'v, 'w> Body<'v, 'w> {
 
     /// Where the translation is.
     pub fn place(&self) -> Place {
-        let Body { state, at_start, pc, effect_since_start, .. } = *self;
-        Place { state, at_start, pc, effect_since_start }
+        let Body { state, at_start, pc, effect_since_start, passes, .. } = *self;
+        Place { state, at_start, pc, effect_since_start, passes }
     }
 
     /// The translation goes on at another place, in a new block.
     pub fn go_to(&mut self, place: Place) {
-        let Place { state, at_start, pc, effect_since_start } = place;
+        let Place { state, at_start, pc, effect_since_start, passes } = place;
         (self.state, self.at_start) = (state, at_start);
+        self.passes = passes;
         (self.pc, self.effect_since_start) = (pc, effect_since_start);
         self.forget_anchor();
     }

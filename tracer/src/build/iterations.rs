@@ -1,4 +1,4 @@
-//! Several iterations of a loop in one trace.
+//! Several iterations of a loop in one trace, or several executions of a function.
 //!
 //! An iteration has the blocks of the main path up to the one where it *parts* from it, or from another
 //! iteration that has parted before. There the trace branches; each way goes on to the loop's head by
@@ -12,6 +12,9 @@
 //!                                                                             b3: d; jump b1
 //! ```
 //!
+//! The executions of a function are such a tree, too, whose leaves are exits. The tree begins behind the entry,
+//! and nothing stands before it.
+//!
 //! An iteration that parts at a direct branch needs no guard there. One that parts at an indirect jump
 //! assumes its own target behind the branch. Iterations of an interpreted program's loop also part where a
 //! value is promoted that was not the same in them, such as the place to which a function returns: the
@@ -21,7 +24,7 @@
 //! branch no anchor of before it is used, so that each block of the tree has its own anchors.
 
 use super::body::{Body, Partial, Place, target_kind};
-use super::{BuildError, Path, Step, base_insts, instructions, written_operands};
+use super::{BuildError, Path, Step, TraceShape, base_insts, instructions, written_operands};
 use crate::recorder::AbortReason;
 use dynasour_ir::{Block, BlockId, Edge, Gpr, GuestTerm, Op, Operand, Term, Ty, Value};
 
@@ -32,6 +35,8 @@ pub(super) struct Iterations<'p> {
     first: Vec<usize>,
     head: u64,
     greens: &'p [(Gpr, u64)],
+    /// Do they lead back to the head?
+    is_loop: bool,
 }
 
 impl<'p> Iterations<'p> {
@@ -43,7 +48,13 @@ impl<'p> Iterations<'p> {
             .scan(0, |next, steps| Some(std::mem::replace(next, *next + steps.len())))
             .collect();
         let greens = path.guest.as_ref().map_or(&[][..], |guest| &guest.registers);
-        Iterations { steps, first, head: path.head, greens }
+        Iterations {
+            steps,
+            first,
+            head: path.head,
+            greens,
+            is_loop: path.shape == TraceShape::Loop,
+        }
     }
 
     /// The steps of each, with the number of the first one.
@@ -133,7 +144,14 @@ impl Body<'_, '_> {
             let term = part.end(step);
             let (same, others) = iterations.divide(group, n);
             if others.is_empty() {
-                self.terminator(&term, step.next, false)?;
+                let ends = !iterations.is_loop && n + 1 == iterations.steps[main].len();
+                if let Some(exit) = self.terminator(&term, step.next, ends)? {
+                    self.finish(params, Term::Exit(exit));
+                    return Ok(());
+                }
+                if !iterations.is_loop {
+                    self.note_pass(step);
+                }
                 continue;
             }
             return self.part(params, iterations, &term, (&same, &others), n);
