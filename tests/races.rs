@@ -159,6 +159,19 @@ fn a_loop_that_goes_other_ways_is_recorded_anew() {
     }
 }
 
+/// The trace of a recursive function holds several of its executions. It races as others do, and is what was recorded.
+#[test]
+fn executions_of_recursive_functions_become_one_trace() {
+    let (directory, program) = force_verdicts("functions", "functions");
+    let native = Invocation::new(&program, &directory).run();
+    for mode in ["trace", "swap", "off"] {
+        let options = ["--threshold", "70", "--iterations", "8", "--verify-traces", "--race", mode];
+        races(&directory, &options, &[&program], &native);
+        let json = statistics(&directory);
+        assert!(json["branching_functions"].as_u64() > Some(0), "{mode}: {json}");
+    }
+}
+
 /// An interpreter is done with one program and executes another. The loop of the first one is not tried before that of
 /// the second any more. Both loops start at the same head, and the interpreter keeps its position in memory.
 #[test]

@@ -18,7 +18,7 @@
 const MOST_LEVELS: usize = 4;
 /// The same for the function that the path begins with, whose executions become one trace (guess; measured on `fib`
 /// at -O0: .87 of the native time with four, .59 with seven, which take 1 ms longer to compile).
-const MOST_OWN_LEVELS: usize = 8;
+const MOST_OWN_LEVELS: usize = 7;
 
 /// The functions that a path has called and not returned from.
 #[derive(Debug)]

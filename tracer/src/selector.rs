@@ -104,7 +104,7 @@ pub struct TraceSelector {
     judges_path: bool,
     /// The most iterations of a loop that one trace holds.
     iterations: u32,
-    /// Is it observed how often the guest keeps to the path that is being recorded, if that is a loop?
+    /// Is it observed how often the guest keeps to the path that is being recorded, if there may be several?
     observes_path: bool,
     /// Is the path that is being recorded that of a function?
     is_function: bool,
@@ -339,11 +339,12 @@ impl TraceSelector {
         if path.guest.is_none() && self.dispatch.is_shared(path.head) {
             return Some(Selected::Aborted(path.head, AbortReason::NoGuestLoop));
         }
-        let is_observed = self.judges_path || self.observes_path && path.shape == TraceShape::Loop;
+        let several = self.is_function && self.may_have_several(&path);
+        let is_observed =
+            self.judges_path || self.observes_path && (path.shape == TraceShape::Loop || several);
         if !is_observed {
             return Some(Selected::Recorded(path, end));
         }
-        let several = self.is_function && self.may_have_several(&path);
         if !several && !self.promises(&path) {
             if path.guest.is_some() {
                 self.dispatch.fail(path.head, true);
@@ -361,9 +362,10 @@ impl TraceSelector {
 
     /// May a trace of several executions of the function be worth making, of which this path is one?
     fn may_have_several(&self, path: &Path) -> bool {
-        let keeps_a_frame =
-            |judge: Judge| worth::keeps_a_frame(path.head, judge.read) || path.calls_itself();
-        path.shape == TraceShape::Linear && self.judge.is_some_and(keeps_a_frame)
+        let keeps_a_frame = |judge: Judge| worth::keeps_a_frame(path.head, judge.read);
+        path.shape == TraceShape::Linear
+            && self.iterations > 1
+            && (path.calls_itself() || self.judge.is_some_and(keeps_a_frame))
     }
 
     /// May a trace of the path be worth making?

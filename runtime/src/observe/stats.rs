@@ -61,6 +61,8 @@ pub struct Stats {
     pub linker_fragments: u64,
     /// Of the loops, those that hold iterations which go different ways.
     pub branching_loops: u64,
+    /// Other fragments that hold several executions of a function.
+    pub branching_functions: u64,
     /// Resolved stubs made.
     pub stubs: u64,
     /// Direct links made between fragments.
@@ -301,6 +303,7 @@ impl Stats {
         row("fragments", self.fragments.to_string());
         row("  of which loops", self.loop_fragments.to_string());
         row("    with several iterations", self.branching_loops.to_string());
+        row("  of which functions with several executions", self.branching_functions.to_string());
         row("  in the dynamic linker", self.linker_fragments.to_string());
         row("  guest instructions", self.trace_instructions.to_string());
         row("resolved exit stubs", self.stubs.to_string());

@@ -272,10 +272,13 @@ impl Fragments {
         if path.guest.is_some() {
             self.dispatching.insert(path.head);
         }
-        if path.shape == TraceShape::Loop {
-            self.stats.loop_fragments += 1;
-            let branches = version.blocks.iter().any(|b| matches!(b.term, Term::Branch { .. }));
-            self.stats.branching_loops += u64::from(branches);
+        let branches = version.blocks.iter().any(|b| matches!(b.term, Term::Branch { .. }));
+        match path.shape {
+            TraceShape::Loop => {
+                self.stats.loop_fragments += 1;
+                self.stats.branching_loops += u64::from(branches);
+            }
+            TraceShape::Linear => self.stats.branching_functions += u64::from(branches),
         }
         self.tell_made(id, version, path, side_exit, plan.times, guards);
         if let Some(exit) = side_exit {
