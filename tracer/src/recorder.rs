@@ -16,6 +16,8 @@
 //!   backward branch, if they reach a loop's fragment. An example is the bottom of a `while` that
 //!   jumps back to its body. Otherwise the path ends at the branch. What follows then belongs to
 //!   another trace, which begins with all values in their guest locations.
+//! * **Loops with parts behind them**: a path goes on through a backward branch to a place where it had not been,
+//!   and ends at the branch only if it then goes round another loop.
 //! * **Short loops** that always run the same number of times ([`crate::short_loops`]) are followed
 //!   to their end, so that the trace holds all their iterations.
 //! * **Dispatch loops**, whose first indirect jump has changing targets, do not end a recording. It
@@ -169,8 +171,8 @@ pub struct Recorder {
     instructions: usize,
     /// The recording ends when it has this many instructions.
     limit: usize,
-    /// Set when the path of an exit has taken a backward branch: the numbers of steps and
-    /// instructions until then.
+    /// Set when the path has taken a backward branch and goes on: the numbers of steps and instructions until
+    /// then.
     backward: Option<(usize, usize)>,
     /// Has the path passed the head of a dispatch loop?
     dispatching: bool,
@@ -322,7 +324,12 @@ impl Recorder {
         if let Some(backward) = self.backward
             && (next != self.head || transfer == Transfer::Call)
         {
-            return self.after_backward_branch(transfer, target, backward);
+            return match self.kind {
+                HeadKind::Exit => self.after_backward_branch(transfer, target, backward),
+                HeadKind::Function | HeadKind::Other => {
+                    self.round_from_behind(next, recursion, target, backward.0)
+                }
+            };
         }
         match self.usual_end(next, transfer, target, recursion) {
             Some((shape, reason)) => self.finish(shape, reason),
@@ -352,7 +359,9 @@ impl Recorder {
             Transfer::Jump { .. } if target == TargetKind::Dispatch => self.dispatching = true,
             Transfer::Jump { .. } if target == TargetKind::Short && self.may_pass(next) => {}
             Transfer::Jump { backward: true }
-                if target == TargetKind::Ordinary && self.kind == HeadKind::Exit =>
+                if target == TargetKind::Ordinary
+                    && (self.kind == HeadKind::Exit
+                        || self.search.is_none() && !self.has_passed(next)) =>
             {
                 self.backward = Some((self.steps.len(), self.instructions));
             }
@@ -607,6 +616,31 @@ impl Recorder {
     fn may_pass(&self, head: u64) -> bool {
         self.steps.iter().filter(|s| s.next == head).count()
             <= 2 * short_loops::MOST_ITERATIONS as usize
+    }
+
+    /// Does one of the path's blocks start here?
+    fn has_passed(&self, pc: u64) -> bool {
+        self.steps.iter().any(|step| step.block.pc == pc)
+    }
+
+    /// The path has taken a backward branch, after so many steps, to a place where it had not been. Compilers put parts
+    /// of a loop that they think are executed seldom behind it, from where the guest jumps back into the loop. So the
+    /// path goes on if it comes to its own head then. If it goes round another loop or comes to a fragment, it ends at
+    /// the branch.
+    fn round_from_behind(
+        &mut self,
+        next: u64,
+        recursion: bool,
+        target: TargetKind,
+        steps: usize,
+    ) -> Recording {
+        let is_inner_loop = self.has_passed(next);
+        let is_too_long = self.instructions >= self.limit;
+        if target == TargetKind::Ordinary && !recursion && !is_inner_loop && !is_too_long {
+            return Recording::Continue;
+        }
+        self.steps.truncate(steps);
+        self.finish(TraceShape::Linear, EndReason::OtherHead)
     }
 
     /// The path of an exit has taken a backward branch. If it then reaches a loop's fragment soon,

@@ -249,6 +249,53 @@ fn recursion_is_followed_some_levels() {
     check_trace(program, CODE, TraceShape::Linear, 0);
 }
 
+/// A loop one of whose parts stands behind it, and an inner loop that it executes if rcx is not 0.
+fn a_part_behind() -> Program {
+    Program::assemble(|a| {
+        let (mut head, mut middle, mut behind) =
+            (a.create_label(), a.create_label(), a.create_label());
+        let mut inner = a.create_label();
+        a.set_label(&mut head)?;
+        a.test(rsi, 1)?;
+        a.jne(behind)?;
+        a.add(rax, rsi)?;
+        a.set_label(&mut middle)?;
+        a.dec(rsi)?;
+        a.jg(head)?;
+        a.syscall()?;
+        a.set_label(&mut behind)?;
+        a.mov(rdx, rcx)?;
+        a.set_label(&mut inner)?;
+        a.lea(rax, qword_ptr(rax * 8 + 5))?;
+        a.sub(rdx, 1)?;
+        a.jg(inner)?;
+        a.jmp(middle)
+    })
+}
+
+#[test]
+fn a_loop_with_a_part_behind_it_comes_round() {
+    let mut program = a_part_behind();
+    let record = |rounds: u64, program: &mut Program| {
+        let mut state = state(5);
+        state.gpr[1] = rounds;
+        program.follow((CODE, HeadKind::Other), state, machine(), 0, &[])
+    };
+    let (path, end) = record(0, &mut program);
+    assert_eq!((path.shape, end), (TraceShape::Loop, EndReason::Cycle));
+    assert_eq!(path.steps.len(), 4, "head, behind, the jump back, middle");
+    let version = build::build(&path, "t1", Context::default(), &DefaultPolicy::default());
+    let version = version.expect("a loop").version;
+    for n in 0..9 {
+        let checked = check(&mut program, &version, &state(n), &machine(), Limits::default());
+        assert!(matches!(checked, Ok(Checked::Compared { .. })), "n = {n}: {checked:?}");
+    }
+    let (path, end) = record(3, &mut program);
+    assert_eq!((path.shape, end), (TraceShape::Linear, EndReason::OtherHead));
+    assert_eq!(path.steps.len(), 2, "up to the branch of the inner loop, round which it goes");
+    check_trace(program, CODE, TraceShape::Linear, 0);
+}
+
 #[test]
 fn several_executions_of_a_function_become_one_trace() {
     // f is Fibonacci's: of rsi, in rax.
