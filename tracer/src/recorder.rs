@@ -392,16 +392,21 @@ impl Recorder {
         let transfer = Transfer::of(block, next);
         let arrives = transfer != Transfer::Call;
         let dispatches = matches!(target, TargetKind::Dispatch | TargetKind::LinearDispatch);
-        if self.search.is_none() && dispatches && arrives && heads.wants(next) {
-            self.search = Some(Search::new(next, false, heads));
-        } else if self.search.is_none()
-            && self.kind == HeadKind::Other
-            && guests::may_be_dispatch(block)
-            && heads.wants(self.head)
-        {
+        let search = if self.search.is_some() {
+            None
+        } else if dispatches && arrives && heads.wants(next) {
+            Some((next, false))
+        } else {
             // This may be the handler of an interpreter: each time the interpreted program comes
             // to it, its state is looked at.
-            self.search = Some(Search::new(self.head, true, heads));
+            let may_be_handler = self.kind == HeadKind::Other
+                && guests::may_be_dispatch(block)
+                && heads.wants(self.head);
+            may_be_handler.then_some((self.head, true))
+        };
+        let is_behind = self.backward.is_some() && self.kind != HeadKind::Exit;
+        if let Some((head, own)) = search.filter(|_| !is_behind) {
+            self.search = Some(Search::new(head, own, heads));
         }
         if let Some(search) = self.search.as_mut().filter(|s| s.own && s.head == next && dispatches)
         {
@@ -411,6 +416,8 @@ impl Recorder {
             self.ending = None;
         }
         let target = match target {
+            // A path behind its loop ends where a search would begin.
+            _ if is_behind && search.is_some() => TargetKind::Loop,
             TargetKind::LinearDispatch => TargetKind::Ordinary,
             target => target,
         };

@@ -216,7 +216,7 @@ impl Emit<'_> {
         {
             self.count_start(&count::starts(starts.each, RaceWord::Looped));
         }
-        if let Some(ir_block) = self.f.block_of.iter().position(|first| *first == b) {
+        if let Ok(ir_block) = self.f.block_of.binary_search(&b) {
             self.count_passes(self.passes.get(ir_block).map_or(0, |counts| counts.0));
         }
         let still = self.exits.leaves_out(self.f.block_insns(Block::new(b)).last());
