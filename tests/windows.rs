@@ -10,7 +10,7 @@
 //! there. At the following marker the guest must have handled the signal before its loop ended, and
 //! its sum must be right.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::fs;
 use std::io;
 use std::ops::Range;
@@ -32,6 +32,8 @@ const MARK: u64 = 0x6d61_726b;
 /// Markers that pass before the stretches are examined, so that the guest's code has been compiled
 /// (guess).
 const WARM: usize = 30;
+/// Stretches in which an instruction may come (guess; one is too few if a race changes sides in it).
+const STRETCHES: u32 = 3;
 /// The most host instructions of a stretch that are single-stepped (guess; a step by TF takes 28
 /// µs, measured).
 const STEPS: usize = 40_000;
@@ -522,7 +524,9 @@ fn every_place_of(
     let found = found(&mut process);
     let mut said = process.next_marker();
     let (mut tried, mut missed) = (0, 0);
-    for &rip in &found {
+    // What one stretch does not execute may come in another: a race changes sides.
+    let mut places: VecDeque<(u64, u32)> = found.iter().map(|rip| (*rip, STRETCHES)).collect();
+    while let Some((rip, stretches)) = places.pop_front() {
         process.set_breakpoint(Some(rip));
         match process.run(None) {
             Event::Trap => {}
@@ -530,7 +534,10 @@ fn every_place_of(
                 // This stretch did not execute the instruction.
                 process.set_breakpoint(None);
                 said = now;
-                missed += 1;
+                match stretches {
+                    1 => missed += 1,
+                    _ => places.push_back((rip, stretches - 1)),
+                }
                 continue;
             }
             Event::Signal(signal) => panic!("{signal} on the way to {rip:#x}"),
