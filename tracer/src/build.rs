@@ -413,11 +413,11 @@ fn assemble(
     let (entry_guards, registers) =
         speculate_registers(path, &mut version, &mut state, &written, policy);
     let mut notes = Notes { registers, ..Notes::default() };
+    let mut body = Body::new(&mut version, state, &written, promoted);
+    body.branch_anchor = policy.placement().branch_anchor();
+    body.builder.insts = entry_guards;
     match path.shape {
         TraceShape::Linear if path.others.is_empty() => {
-            let mut body = Body::new(&mut version, state, &written, promoted);
-            body.branch_anchor = policy.placement().branch_anchor();
-            body.builder.insts = entry_guards;
             let exit = body.path(path)?.expect("a linear path ends in an exit");
             let (insts, pcs) = body.take_insts();
             notes.pcs = vec![pcs];
@@ -427,9 +427,6 @@ fn assemble(
             version.blocks[0].term = Term::Exit(exit);
         }
         TraceShape::Linear => {
-            let mut body = Body::new(&mut version, state, &written, promoted);
-            body.branch_anchor = policy.placement().branch_anchor();
-            body.builder.insts = entry_guards;
             let (entry, pcs) = body.take_insts();
             body.block_pcs.push(pcs);
             let before = &mut body.builder.version.blocks[0];
@@ -442,9 +439,6 @@ fn assemble(
         TraceShape::Loop => {
             let iterations = Iterations::of(path);
             let greens = path.guest.as_ref().map_or(&[][..], |g| &g.registers);
-            let mut body = Body::new(&mut version, state, &written, promoted);
-            body.branch_anchor = policy.placement().branch_anchor();
-            body.builder.insts = entry_guards;
             if !path.others.is_empty() {
                 body.path(path)?;
                 body.assume_greens(path.head, greens)?;

@@ -116,6 +116,17 @@ fn transfers(calls: &mut Calls, step: &Step, to: u64) -> Option<bool> {
     Some(false)
 }
 
+/// The functions that are active where an execution parts behind the n-th step, and goes on here. None if a path
+/// does not follow it.
+fn calls_until(path: &Path, n: usize, to: u64) -> Option<Calls> {
+    let mut calls = Calls::new(path.head, true);
+    for (at, step) in path.steps[..=n].iter().enumerate() {
+        let next = if at == n { to } else { step.next };
+        transfers(&mut calls, step, next).filter(|complete| !complete)?;
+    }
+    Some(calls)
+}
+
 /// An iteration that came often.
 pub(crate) struct Often {
     /// All its steps.
@@ -134,7 +145,7 @@ pub(crate) struct Iterations {
     /// The most iterations that are chosen.
     most: usize,
     /// Are they executions of a function?
-    is_function: bool,
+    pub is_function: bool,
     /// Where the last step of each execution of the function is said to lead: to the caller that was seen first.
     returns_to: Option<u64>,
     seen: Vec<Seen>,
@@ -201,14 +212,12 @@ impl Iterations {
         let observation = is_guest.then(|| observe(&block, around));
         let parts = (n, to.pc);
         let (steps, instructions, passed) = (Vec::new(), 0, 0);
-        let mut calls = self.is_function.then(|| Calls::new(path.head, true));
-        for (at, step) in path.steps[..=n].iter().enumerate() {
-            let next = if at == n { to.pc } else { step.next };
-            let goes_on =
-                calls.as_mut().is_none_or(|calls| transfers(calls, step, next) == Some(false));
-            if !goes_on {
-                return;
-            }
+        let calls = match self.is_function {
+            true => calls_until(path, n, to.pc),
+            false => None,
+        };
+        if self.is_function && calls.is_none() {
+            return;
         }
         self.current =
             Some(Current { parts, before, steps, instructions, passed, block, observation, calls });
@@ -227,7 +236,9 @@ impl Iterations {
         match current.transfers(to.pc) {
             Some(true) => {
                 let returns_to = *self.returns_to.get_or_insert(to.pc);
-                current.steps.iter_mut().rev().take(1).for_each(|last| last.next = returns_to);
+                if let Some(last) = current.steps.last_mut() {
+                    last.next = returns_to;
+                }
                 return self.complete(false);
             }
             Some(false) if to.refused.is_none() && current.instructions <= MOST_BEHIND => {}

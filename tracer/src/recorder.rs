@@ -17,7 +17,7 @@
 //!   jumps back to its body. Otherwise the path ends at the branch. What follows then belongs to
 //!   another trace, which begins with all values in their guest locations.
 //! * **Loops with parts behind them**: a path goes on through a backward branch to a place where it had not been,
-//!   and ends at the branch only if it then goes round another loop.
+//!   and ends at the branch only if it then goes round another loop, comes to a fragment, or is too long.
 //! * **Short loops** that always run the same number of times ([`crate::short_loops`]) are followed
 //!   to their end, so that the trace holds all their iterations.
 //! * **Dispatch loops**, whose first indirect jump has changing targets, do not end a recording. It

@@ -7,7 +7,8 @@
 //! left the path. A path that is left by few exits and soon reached again can have side traces.
 //!
 //! If the path is a loop, the iterations that leave it and come back to the head are recorded meanwhile
-//! ([`crate::iterations`]). Those that come often become part of the trace; then they count as completed.
+//! ([`crate::iterations`]). Those that come often become part of the trace; then they count as completed. So do
+//! other executions if the path is that of a function.
 //!
 //! **Data.** [`Survival`] owns the recording, the current position on the path and the exits by
 //! which the guest has left it. **Invariant.** The counts influence only whether the path is
@@ -85,8 +86,6 @@ pub struct Survival {
     most_entered: u32,
     /// The iterations that have left the path.
     iterations: Iterations,
-    /// Is the path that of a function, of which several executions are to be in the trace?
-    is_function: bool,
 }
 
 impl Survival {
@@ -120,7 +119,6 @@ impl Survival {
             } else {
                 Iterations::of_loop(iterations)
             },
-            is_function,
         }
     }
 
@@ -149,11 +147,13 @@ impl Survival {
         self.iterations.go_on(to, around);
         if let Some(n) = self.completed_steps {
             let kept = self.path.steps.get(n).is_some_and(|step| step.next == pc)
-                || self.is_function && self.ends_in_return() && n + 1 == self.path.steps.len();
+                || self.iterations.is_function
+                    && self.ends_in_return()
+                    && n + 1 == self.path.steps.len();
             self.completed_steps = kept.then_some(n + 1);
             if !kept {
                 self.leave((n, pc));
-                if self.path.shape == TraceShape::Loop || self.is_function {
+                if self.path.shape == TraceShape::Loop || self.iterations.is_function {
                     self.iterations.begin(&self.path, n, to, around);
                 }
             }
@@ -172,7 +172,7 @@ impl Survival {
             }
             self.runs.returned += u32::from(self.may_return > 0);
             self.completed_steps = same_key.then_some(0);
-            if same_key && !self.is_function {
+            if same_key && !self.iterations.is_function {
                 self.iterations.complete(self.may_return > 0);
             }
         }
@@ -210,16 +210,16 @@ impl Survival {
     /// the execution of a function.
     pub fn into_recording(mut self) -> (Path, EndReason) {
         let Runs { entered, completed, .. } = self.runs;
-        let all = if self.is_function { entered } else { entered + completed };
-        let is_among_them = !self.is_function || self.ends_in_return();
+        let all = if self.iterations.is_function { entered } else { entered + completed };
+        let is_among_them = !self.iterations.is_function || self.ends_in_return();
         let often =
             self.iterations.often(&self.path, if is_among_them { completed } else { 0 }, all);
         if !often.is_empty() {
-            if self.is_function {
+            if self.iterations.is_function {
                 self.end = EndReason::Return;
             }
             self.runs.completed = often.iter().map(|often| often.times).sum();
-            if !self.is_function {
+            if !self.iterations.is_function {
                 self.runs.entered = all.saturating_sub(self.runs.completed);
             }
             let returned: u32 = often.iter().map(|often| often.returned).sum();
